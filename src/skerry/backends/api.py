@@ -1,0 +1,145 @@
+"""The seam between the node and whatever isolates: one screen, two nouns.
+
+A backend makes instances of one isolation kind on this host. An instance is a live thing with a
+guest agent inside; commands, files and terminals are frames on the channel that `open_channel`
+returns, the same for every kind. Lifecycle: `create` returns a running instance or raises and
+leaves nothing; `record()` is small JSON from which `recover` finds it again after a restart of the
+node (also if only half of it is left, so that it can be destroyed); `destroy` may be called twice,
+after a crash, and while another call runs, and returns when no process, mount, cgroup, interface or
+file of the instance is left. A backend never raises "not supported": it lacks the protocol.
+Errors: SandboxFailed (what is inside is at fault), Unavailable and StorageFailed (the platform is),
+Overloaded (no room). Conformance: `skerry.testing.conformance`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from skerry.spec.layers import RootfsPlan
+from skerry.spec.sandbox import Usage
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """Plain facts of a backend on this host."""
+
+    isolation: str  # "container", "microvm", "fullvm"
+    disk_limit: bool
+    snapshot: bool
+    cgroup: str  # "v1", "v2", "none"
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether a backend can work here; if not, `reason` says what to do."""
+
+    usable: bool
+    reason: str = ""
+    facts: dict[str, str] = {}
+
+
+class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance is made from; all bounds were checked by `SandboxSpec.check`."""
+
+    instance_id: str
+    rootfs: RootfsPlan
+    hostname: str
+    cpu: float
+    memory_bytes: int
+    pids: int
+    nofile: int
+    shm_bytes: int
+    disk_bytes: int | None = None
+    env: dict[str, str] = {}
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Enough to find an instance after a restart; `data` is the backend's own, versioned."""
+
+    backend: str
+    version: int
+    data: dict[str, Any]
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How an instance's first process ended."""
+
+    status: int | None = None
+    signal: int | None = None
+
+
+class Upper(msgspec.Struct, frozen=True):
+    """A consistent view of what an instance wrote, as host directories readable by the node.
+
+    `path` holds an overlay upper directory (whiteouts are 0:0 character devices owned by host root);
+    ids in it are `uid_base` + the id seen inside. `lowers` are the layers below, topmost first.
+    """
+
+    path: str
+    uid_base: int
+    lowers: tuple[str, ...]
+    frozen_seconds: float
+
+
+class Instance(Protocol):
+    """A live thing that a backend made."""
+
+    async def open_channel(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        """Connects to the guest agent; the newest connection wins."""
+
+    async def wait(self) -> Exit:
+        """Returns when the instance has ended by itself or was destroyed."""
+
+    async def usage(self) -> Usage:
+        """Returns what it has used since it was made."""
+
+    async def destroy(self) -> None:
+        """Leaves nothing of the instance behind; idempotent."""
+
+    def record(self) -> Record:
+        """Returns the record from which `recover` finds it."""
+
+
+class Backend(Protocol):
+    """Makes instances of one isolation kind on this host."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Facts, valid after `start`."""
+
+    async def start(self) -> None:
+        """Brings up what the backend shares among instances (launcher, pools); Unavailable if it cannot."""
+
+    async def close(self, *, keep_instances: bool) -> None:
+        """Ends the shared parts; with `keep_instances` live ones stay for a later `recover`."""
+
+    async def probe(self) -> Health:
+        """Says whether it can work here, and why not, in well under a second."""
+
+    async def create(self, request: CreateRequest, /) -> Instance:
+        """Makes a running instance, or raises and leaves nothing."""
+
+    async def recover(self, record: Record, /) -> Instance | None:
+        """Finds a live instance again; None (and nothing left of it) if it is gone."""
+
+
+@runtime_checkable
+class Snapshotable(Protocol):
+    """An instance whose writes can be read consistently from the host."""
+
+    def snapshot(self) -> AbstractAsyncContextManager[Upper]:
+        """Freezes, takes a view, thaws; the view lives as long as the context."""
+
+
+@runtime_checkable
+class Pausable(Protocol):
+    """An instance that can stand still without losing anything."""
+
+    async def pause(self) -> None:
+        """All its processes are stopped when this returns; idempotent."""
+
+    async def resume(self) -> None:
+        """They run again when this returns; idempotent."""

@@ -1,0 +1,1 @@
+"""What several backends need: cgroups v1 and v2, the launcher's client. Knows no backend."""

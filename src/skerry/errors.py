@@ -1,0 +1,189 @@
+"""Every error that Skerry raises, drawn as one tree; each class says whose fault it is.
+
+    SkerryError
+    ├── CallerError               the request cannot be served as asked; asking again changes nothing
+    │   ├── InvalidRequest        malformed or out of bounds
+    │   ├── Unauthorized          no valid token
+    │   ├── NotFound              no such sandbox, operation, image, file
+    │   └── Conflict              the thing exists already, or its state forbids the call
+    ├── SandboxError              what runs inside, or the image, is at fault
+    │   ├── SandboxFailed         it did not start, or died
+    │   ├── FileRefused           a file operation was refused inside (fields: errno, path)
+    │   └── ImageBroken           a layer is damaged or unusable
+    ├── PlatformError             Skerry or its machines are at fault; safe to try again
+    │   ├── Overloaded            an admission limit answered (fields: limit, retry_after_s)
+    │   ├── Unavailable           node, launcher or backend cannot be reached or used
+    │   ├── StorageFailed         disk full, store unreachable
+    │   └── OutcomeUnknown        the operation may or may not have run; it is never re-run silently
+    └── Bug                       an invariant of Skerry does not hold
+
+Exit statuses, timeouts that the caller asked for, and missing programs are results, not errors.
+Only platform errors and bugs may be dropped from training data, and none may read as reward 0.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, ClassVar
+
+
+class Fault(StrEnum):
+    """Whose fault an error is."""
+
+    CALLER = "caller"
+    SANDBOX = "sandbox"
+    PLATFORM = "platform"
+    BUG = "bug"
+
+
+class SkerryError(Exception):
+    """Base of all errors; `code` is stable and is what the wire carries, with `fields`."""
+
+    code: ClassVar[str] = "error"
+    fault: ClassVar[Fault] = Fault.BUG
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields: dict[str, Any] = fields
+
+
+class CallerError(SkerryError):
+    """The request cannot be served as asked."""
+
+    code = "caller"
+    fault = Fault.CALLER
+    http_status = 400
+
+
+class InvalidRequest(CallerError):
+    """A value is malformed or out of bounds; the message names it."""
+
+    code = "invalid"
+    http_status = 422
+
+
+class Unauthorized(CallerError):
+    """No valid bearer token came with the request."""
+
+    code = "unauthorized"
+    http_status = 401
+
+
+class NotFound(CallerError):
+    """No such sandbox, operation, image or file."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class Conflict(CallerError):
+    """The thing exists already, or its state forbids the call."""
+
+    code = "conflict"
+    http_status = 409
+
+
+class SandboxError(SkerryError):
+    """What runs inside the sandbox, or its image, is at fault."""
+
+    code = "sandbox"
+    fault = Fault.SANDBOX
+    http_status = 400
+
+
+class SandboxFailed(SandboxError):
+    """The sandbox did not start, or died; fields say at which step."""
+
+    code = "sandbox_failed"
+    http_status = 410
+
+
+class FileRefused(SandboxError):
+    """A file operation was refused inside; `errno` and `path` are in the fields."""
+
+    code = "file_refused"
+    http_status = 400
+
+
+class ImageBroken(SandboxError):
+    """A layer is damaged, or is not what its name promises."""
+
+    code = "image_broken"
+    http_status = 422
+
+
+class PlatformError(SkerryError):
+    """Skerry or the machines under it are at fault; the request may be tried again."""
+
+    code = "platform"
+    fault = Fault.PLATFORM
+    http_status = 503
+    retryable = True
+
+
+class Overloaded(PlatformError):
+    """An admission limit answered; fields: `limit` (which one) and `retry_after_s`."""
+
+    code = "overloaded"
+    http_status = 429
+
+
+class Unavailable(PlatformError):
+    """A node, launcher or backend cannot be reached or cannot work here."""
+
+    code = "unavailable"
+
+
+class StorageFailed(PlatformError):
+    """A disk is full or a store cannot be reached."""
+
+    code = "storage_failed"
+    http_status = 507
+
+
+class OutcomeUnknown(PlatformError):
+    """The instance or its host was lost while the operation ran: it may have had effects."""
+
+    code = "outcome_unknown"
+    http_status = 502
+    retryable = False
+
+
+class Bug(SkerryError):
+    """An invariant of Skerry does not hold: please report it."""
+
+    code = "bug"
+
+
+# Closed table from wire code to class: the wire never carries a class path.
+BY_CODE: dict[str, type[SkerryError]] = {
+    cls.code: cls
+    for cls in (
+        CallerError,
+        InvalidRequest,
+        Unauthorized,
+        NotFound,
+        Conflict,
+        SandboxError,
+        SandboxFailed,
+        FileRefused,
+        ImageBroken,
+        PlatformError,
+        Overloaded,
+        Unavailable,
+        StorageFailed,
+        OutcomeUnknown,
+        Bug,
+    )
+}
+
+
+def from_code(code: str, message: str, fields: dict[str, Any]) -> SkerryError:
+    """Returns the error that a peer named; an unknown code becomes a Bug that quotes it."""
+    cls = BY_CODE.get(code)
+    if cls is None:
+        return Bug(f"the peer sent an unknown error code {code!r}: {message}", **fields)
+    return cls(message, **fields)

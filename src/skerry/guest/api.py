@@ -1,0 +1,118 @@
+"""What the host can do over one guest channel; `skerry.guest.client.GuestClient` implements it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import IntEnum
+from typing import Protocol
+
+import msgspec
+
+OpenChannel = Callable[[Callable[[], asyncio.Protocol]], Awaitable[asyncio.Transport]]
+
+
+class Kind(IntEnum):
+    """What an operation is."""
+
+    COMMAND = 0
+    FILE = 1
+
+
+class Stream(IntEnum):
+    """Output streams, by their channel number in native/PROTOCOL.md."""
+
+    STDOUT = 2
+    STDERR = 3
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the agent. The handle is never reused in the life of an instance."""
+
+    handle: int
+    op_id: bytes  # 16 bytes
+    kind: Kind = Kind.COMMAND
+    argv: tuple[bytes, ...]
+    env: tuple[bytes, ...] = ()  # "K=V"
+    cwd: bytes | None = None
+    user: bytes | None = None
+    timeout_ms: int = 0  # 0: none
+    stdin: bool = False
+    terminal: tuple[int, int] | None = None  # rows, cols
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an operation ended, as the agent says (hostile input, already validated)."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    error_step: str | None = None
+    errno: int | None = None
+    timed_out: bool = False
+    cancelled: bool = False
+    oom: bool = False
+    start_ns: int = 0
+    end_ns: int = 0
+    cpu_us: int = 0
+    stdout_total: int = 0
+    stderr_total: int = 0
+
+
+class LiveOperation(msgspec.Struct, frozen=True):
+    """An operation that the agent still knows when a connection is made."""
+
+    handle: int
+    op_id: bytes
+    done: bool
+    stdout_total: int
+    stderr_total: int
+
+
+class OutputSink(Protocol):
+    """Records output. Bytes arrive in order per stream, without gaps or repeats.
+
+    `write` returns True once the bytes are safe against the loss of this process, or False if it
+    only holds them in memory; credit beyond the window is granted for safe bytes only, through
+    `safe_offset`. A sink that wants back-pressure awaits in `drain`.
+    """
+
+    def write(self, stream: Stream, offset: int, data: bytes) -> None:
+        """Takes bytes that begin at `offset` of the stream."""
+
+    def safe_offset(self, stream: Stream) -> int:
+        """Returns how many bytes of the stream need not be sent again after a crash of this process."""
+
+    async def drain(self) -> None:
+        """Returns when more output is welcome."""
+
+
+class Running(Protocol):
+    """An operation under way."""
+
+    @property
+    def started(self) -> asyncio.Future[int]:
+        """Its process id inside, once exec was reached; cancelled if it never was."""
+
+    async def wait(self) -> Outcome:
+        """Returns when the agent said DONE and all output was given to the sink.
+
+        Raises Unavailable if the channel is lost first: the operation goes on inside, `attach` later.
+        """
+
+    async def write_stdin(self, data: bytes) -> None:
+        """Sends bytes, within the agent's credit."""
+
+    async def close_stdin(self) -> None:
+        """Ends standard input."""
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to every process of the operation."""
+
+    def cancel(self) -> None:
+        """Ends every process of the operation; `wait` then returns with `cancelled`."""
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Sets the size of its terminal."""
+
+    def acknowledge(self) -> None:
+        """Tells the agent that the result is recorded, so that it forgets it."""

@@ -1,0 +1,1 @@
+"""Layers by digest: stores, import, rootfs plans, diff and commit. Mounts nothing."""

@@ -1,0 +1,1 @@
+"""Rewards that cannot be faked: protected paths, diff audit, verification, verdicts."""

@@ -1,0 +1,1 @@
+"""The states of a sandbox as a pure table: (state, event) -> (state, commands). No clock, no I/O."""

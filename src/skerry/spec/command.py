@@ -1,0 +1,98 @@
+"""What a command is, and what comes back from one."""
+
+from __future__ import annotations
+
+import msgspec
+
+from skerry.errors import InvalidRequest
+from skerry.spec import limits
+from skerry.spec.sandbox import check_env
+
+
+class Terminal(msgspec.Struct, frozen=True):
+    """The size of a terminal."""
+
+    rows: int = 24
+    cols: int = 80
+
+
+class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A command: `argv`, or one `shell` line given to `/bin/sh -c` (bash where the image has it)."""
+
+    argv: tuple[str, ...] = ()
+    shell: str | None = None
+    env: dict[str, str] = {}
+    cwd: str | None = None  # None: the sandbox's workdir
+    user: str | None = None  # None: the sandbox's user; "name", "uid" or "uid:gid"
+    stdin: bytes | None = None  # None: closed
+    timeout_s: float | None = None
+    output_limit: int = limits.OUTPUT_LIMIT_DEFAULT  # bytes kept a stream; half head, half tail
+    terminal: Terminal | None = None
+    interactive: bool = False  # stdin stays open and is fed over the stream
+
+    def check(self) -> CommandSpec:
+        """Returns itself if every value is in bounds; raises InvalidRequest."""
+        if bool(self.argv) == (self.shell is not None):
+            raise InvalidRequest("give either argv or shell")
+        words = self.argv if self.shell is None else (self.shell,)
+        total = 0
+        for word in words:
+            if "\x00" in word:
+                raise InvalidRequest("argv: a word holds a NUL")
+            total += len(word.encode("utf-8", "surrogateescape")) + 6
+        if total > limits.ARGV_BYTES_MAX:
+            raise InvalidRequest(
+                f"argv: {total} bytes, at most {limits.ARGV_BYTES_MAX}: write a file and run that"
+            )
+        if self.argv and not self.argv[0]:
+            raise InvalidRequest("argv: the program is empty")
+        check_env(self.env)
+        for what, value in (("cwd", self.cwd), ("user", self.user)):
+            if value is not None and ("\x00" in value or not 0 < len(value) <= limits.PATH_BYTES_MAX):
+                raise InvalidRequest(f"{what} is empty, too long or holds a NUL")
+        if self.stdin is not None and len(self.stdin) > limits.STDIN_BYTES_MAX:
+            raise InvalidRequest(f"stdin: at most {limits.STDIN_BYTES_MAX} bytes; write a file instead")
+        limits.check_duration(self.timeout_s, "timeout")
+        if not 0 <= self.output_limit <= limits.OUTPUT_LIMIT_MAX:
+            raise InvalidRequest(f"output_limit: at most {limits.OUTPUT_LIMIT_MAX} bytes")
+        return self
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a command ended. Exactly one of `exit_code`, `signal`, `start_error` is set.
+
+    stdout and stderr are byte-exact; past the limit the middle is cut out, `truncated` is set and
+    the totals count everything. With a terminal all output is in stdout.
+    """
+
+    exit_code: int | None = None
+    signal: int | None = None
+    start_error: str | None = None  # e.g. "exec: No such file or directory: frobnicate"
+    start_errno: int | None = None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_total: int = 0
+    stderr_total: int = 0
+    truncated: bool = False
+    timed_out: bool = False
+    oom_killed: bool = False
+    cancelled: bool = False
+    started: float = 0.0  # seconds since the epoch
+    ended: float = 0.0
+    cpu_seconds: float = 0.0
+    op_id: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True if the command ran to its end with status 0."""
+        return self.exit_code == 0
+
+    @property
+    def text(self) -> str:
+        """stdout as UTF-8, undecodable bytes replaced."""
+        return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def error_text(self) -> str:
+        """stderr as UTF-8, undecodable bytes replaced."""
+        return self.stderr.decode("utf-8", "replace")

@@ -1,0 +1,89 @@
+"""Names, references and manifests of layers, and the plan of a root file system.
+
+A layer is named `kind/name[:tag][@sha256:...]` (decision 24); `image="debian:12"` is short for
+`base/debian:12`. The tag defaults to `latest`. What a sandbox runs is always pinned by digest.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+import msgspec
+
+from skerry.errors import InvalidRequest
+
+
+class LayerKind(StrEnum):
+    """What a layer is for; it also fixes the order of composition."""
+
+    BASE = "base"
+    WORKSPACE = "workspace"
+    TOOLKIT = "toolkit"
+
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}(?:/[a-z0-9][a-z0-9._-]{0,127})*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class LayerName(msgspec.Struct, frozen=True):
+    """A parsed layer name."""
+
+    kind: LayerKind
+    name: str
+    tag: str = "latest"
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        pin = f"@{self.digest}" if self.digest else ""
+        return f"{self.kind}/{self.name}:{self.tag}{pin}"
+
+
+def parse_layer_name(text: str, default_kind: LayerKind | None = None) -> LayerName:
+    """Returns the parsed name; a text without a kind takes `default_kind`; raises InvalidRequest."""
+    rest, at, digest = text.partition("@")
+    if at and _DIGEST.fullmatch(digest) is None:
+        raise InvalidRequest(f"{text!r}: {digest!r} is no digest (sha256: and 64 hexadecimal digits)")
+    kind_text, slash, name = rest.partition("/")
+    if slash and kind_text in LayerKind.__members__.values():
+        kind = LayerKind(kind_text)
+    elif default_kind is not None:
+        kind, name = default_kind, rest
+    else:
+        kinds = ", ".join(LayerKind)
+        raise InvalidRequest(f"{text!r} is no layer name: write kind/name[:tag], kind one of {kinds}")
+    name, colon, tag = name.partition(":")
+    if _NAME.fullmatch(name) is None or (colon and _TAG.fullmatch(tag) is None):
+        raise InvalidRequest(f"{text!r} is no layer name: write kind/name[:tag]")
+    return LayerName(kind, name, tag if colon else "latest", digest if at else None)
+
+
+class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the store knows of a layer. `digest` is the sha256 of the metadata blob."""
+
+    name: str  # kind/name:tag
+    digest: str
+    size_bytes: int
+    created: str  # RFC 3339, UTC
+    creator: str  # "debian", "import", "directory", "commit", "build"
+    data_digest: str | None = None  # of the data blob, where metadata and data are apart
+    recipe: dict[str, str] = {}
+    compression: str = "none"
+    files: int = 0
+    version: int = 1
+
+
+class LayerFile(msgspec.Struct, frozen=True):
+    """Where a node finds one layer's blobs; `id` is the digest's first 32 hexadecimal digits."""
+
+    id: str
+    digest: str
+    path: str
+    device: str | None = None
+
+
+class RootfsPlan(msgspec.Struct, frozen=True):
+    """The layers of a root file system, lowest first: base, workspaces, toolkits."""
+
+    layers: tuple[LayerFile, ...]

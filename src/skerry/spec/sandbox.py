@@ -1,0 +1,140 @@
+"""What a sandbox is: what may be asked for, what is reported, and its states."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+import msgspec
+
+from skerry.errors import InvalidRequest
+from skerry.spec import limits
+from skerry.spec.layers import LayerKind, parse_layer_name
+
+
+class State(StrEnum):
+    """States of a sandbox (design §4); the table of transitions is `skerry.lifecycle`."""
+
+    CREATING = "creating"
+    RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    RESUMING = "resuming"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class OnIdle(StrEnum):
+    """What happens when the idle timeout passes."""
+
+    STOP = "stop"
+    PAUSE = "pause"
+
+
+_ENV_NAME = re.compile(r"[^=\x00-\x1f]{1,256}")
+_HOSTNAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a caller asks for. `check()` must have passed before anything acts on it."""
+
+    backend: str = "container"
+    image: str = "debian:12"
+    layers: tuple[str, ...] = ()
+    cpu: float = 1.0  # cores: quota, and how many the sandbox sees
+    memory_bytes: int = limits.GIB
+    pids: int = 512
+    disk_bytes: int | None = None  # None: no limit of its own
+    nofile: int = 4096
+    shm_bytes: int = 64 * limits.MIB
+    env: dict[str, str] = {}
+    user: str = "root"  # default user of commands
+    workdir: str = "/root"  # default directory of commands
+    hostname: str = "skerry"
+    network: tuple[str, ...] = ()  # empty: loopback only
+    idle_timeout_s: float | None = None
+    on_idle: OnIdle = OnIdle.STOP
+    ttl_s: float | None = None
+    labels: dict[str, str] = {}
+    key: str | None = None  # idempotency key, unique among the node's sandboxes
+    detached: bool = False  # outlives the connection that made it
+
+    def check(self) -> SandboxSpec:
+        """Returns itself if every value is in bounds; raises InvalidRequest naming the first that is not."""
+        parse_layer_name(self.image, LayerKind.BASE)
+        if len(self.layers) > limits.LAYERS_MAX:
+            raise InvalidRequest(f"layers: at most {limits.LAYERS_MAX}")
+        for name in self.layers:
+            parse_layer_name(name)
+        if not 0.01 <= self.cpu <= limits.CPU_MAX:
+            raise InvalidRequest(f"cpu must be between 0.01 and {limits.CPU_MAX:g}, not {self.cpu}")
+        if self.memory_bytes < limits.MEMORY_MIN_BYTES or self.memory_bytes > 1 << 46:
+            raise InvalidRequest(f"memory must be at least {limits.MEMORY_MIN_BYTES} bytes")
+        if not limits.PIDS_MIN <= self.pids <= limits.PIDS_MAX:
+            raise InvalidRequest(f"pids must be between {limits.PIDS_MIN} and {limits.PIDS_MAX}")
+        if self.disk_bytes is not None and not limits.MIB <= self.disk_bytes <= 1 << 46:
+            raise InvalidRequest("disk must be at least 1 MiB")
+        if not 16 <= self.nofile <= limits.NOFILE_MAX:
+            raise InvalidRequest(f"nofile must be between 16 and {limits.NOFILE_MAX}")
+        if not limits.MIB <= self.shm_bytes <= 1 << 40:
+            raise InvalidRequest("shm must be at least 1 MiB")
+        check_env(self.env)
+        if _HOSTNAME.fullmatch(self.hostname) is None:
+            raise InvalidRequest(f"hostname {self.hostname[:80]!r} is no DNS label")
+        limits.check_duration(self.idle_timeout_s, "idle_timeout")
+        limits.check_duration(self.ttl_s, "ttl")
+        check_labels(self.labels)
+        if self.key is not None and not 1 <= len(self.key) <= 128:
+            raise InvalidRequest("key must have 1 to 128 characters")
+        if self.network:
+            raise InvalidRequest("network: only the empty list (loopback only) is available yet")
+        return self
+
+
+def check_env(env: dict[str, str]) -> None:
+    """Raises InvalidRequest unless names are sane and the whole fits a command's environment."""
+    total = 0
+    for name, value in env.items():
+        if _ENV_NAME.fullmatch(name) is None:
+            raise InvalidRequest(f"env: {name[:80]!r} is no variable name")
+        if "\x00" in value:
+            raise InvalidRequest(f"env: the value of {name!r} holds a NUL")
+        total += len(name.encode("utf-8", "surrogateescape"))
+        total += len(value.encode("utf-8", "surrogateescape")) + 2
+    if total > limits.ENV_BYTES_MAX:
+        raise InvalidRequest(f"env: {total} bytes, at most {limits.ENV_BYTES_MAX}")
+
+
+def check_labels(labels: dict[str, str]) -> None:
+    """Raises InvalidRequest unless the labels are few and short."""
+    if len(labels) > limits.LABELS_MAX:
+        raise InvalidRequest(f"labels: at most {limits.LABELS_MAX}")
+    for name, value in labels.items():
+        if not name or max(len(name), len(value)) > limits.LABEL_BYTES_MAX:
+            raise InvalidRequest(f"labels: {name[:80]!r} is empty or too long")
+
+
+class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of a sandbox. Times are seconds since the epoch."""
+
+    id: str
+    state: State
+    spec: SandboxSpec
+    digests: tuple[str, ...] = ()  # of its layers, lowest first
+    created: float = 0.0
+    last_activity: float = 0.0
+    expires: float | None = None  # from ttl
+    reason: str | None = None  # why it failed or stopped
+    running_commands: int = 0
+    create_ms: float | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Resources used since the sandbox started; 0 where the host cannot tell."""
+
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    memory_peak_bytes: int = 0
+    pids: int = 0
+    oom_kills: int = 0

@@ -1,0 +1,1 @@
+"""Append-only, hash-chained records: the node's journal and the rollouts' trajectories."""
