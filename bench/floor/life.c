@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "life.h"
 
+#include "kernel.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -21,8 +23,6 @@
 #include <unistd.h>
 
 /* From the kernel's headers, repeated so that an old copy of them does not matter. */
-enum { SET_FLAG = 0, SET_STRING = 1, SET_FD = 5, CREATE = 6 };
-enum { CLOEXEC_1 = 1, TREE_CLONE = 1, FROM_EMPTY_PATH = 0x4 };
 enum { ATTR_RDONLY = 0x1, ATTR_NOSUID = 0x2, ATTR_NODEV = 0x4, ATTR_NOEXEC = 0x8 };
 enum { ATTR_IDMAP = 0x100000 };
 #ifndef CLONE_NEWCGROUP
@@ -62,63 +62,11 @@ static const struct limit LIMITS_V2[] = {
 struct made {
     int group[3];
     int group_count;
+    char upper_path[96];
     int upper;
     int userns;
     int tasks[3];
 };
-
-int fs_open(const char *type) { return (int)syscall(SYS_fsopen, type, CLOEXEC_1); }
-
-int fs_set(int fs, const char *key, const char *value)
-{
-    return (int)syscall(SYS_fsconfig, fs, SET_STRING, key, value, 0);
-}
-
-int fs_set_fd(int fs, const char *key, int fd)
-{
-    return (int)syscall(SYS_fsconfig, fs, SET_FD, key, NULL, fd);
-}
-
-int fs_flag(int fs, const char *key)
-{
-    return (int)syscall(SYS_fsconfig, fs, SET_FLAG, key, NULL, 0);
-}
-
-/* Creates the superblock and returns its detached mount; the context is closed in any case. */
-int fs_mount(int fs, unsigned attributes)
-{
-    int mounted = -1;
-    if (syscall(SYS_fsconfig, fs, CREATE, NULL, NULL, 0) == 0)
-        mounted = (int)syscall(SYS_fsmount, fs, CLOEXEC_1, attributes);
-    int error = errno;
-    close(fs);
-    errno = error;
-    return mounted;
-}
-
-int tree_clone(int dirfd, const char *path)
-{
-    unsigned flags = TREE_CLONE | O_CLOEXEC | (*path ? 0 : AT_EMPTY_PATH);
-    return (int)syscall(SYS_open_tree, dirfd, path, flags);
-}
-
-int mount_move(int from, int to_dirfd, const char *to)
-{
-    return (int)syscall(SYS_move_mount, from, "", to_dirfd, to, FROM_EMPTY_PATH);
-}
-
-int write_at(int dirfd, const char *path, const char *text)
-{
-    int fd = openat(dirfd, path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -1;
-    ssize_t length = (ssize_t)strlen(text);
-    int result = write(fd, text, (size_t)length) == length ? 0 : -1;
-    int error = errno;
-    close(fd);
-    errno = error;
-    return result;
-}
 
 static int failed(struct failure *why, const char *step)
 {
@@ -157,6 +105,7 @@ static int make_upper(const struct host *host, const char *name, struct made *ma
 {
     if (mkdirat(host->scratch, name, 0700) < 0)
         return -1;
+    snprintf(made->upper_path, sizeof made->upper_path, "%s/%s", host->scratch_path, name);
     made->upper = openat(host->scratch, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (made->upper < 0 || mkdirat(made->upper, "u", 0755) < 0 ||
         mkdirat(made->upper, "w", 0700) < 0)
@@ -200,15 +149,16 @@ static int make_userns(const struct host *host, struct made *made)
 
 /* ---- In the child, which is process 1 of its namespaces and still root of the host ---------- */
 
-/* The idmapped clone of the layer below a fresh, volatile overlay. Returns a detached mount. */
+/* The idmapped clone of the layer below a fresh, volatile overlay. Returns a detached mount. The
+ * upper goes by path: a descriptor of it belongs to the worker's mount namespace, not to ours. */
 static int mount_overlay(const struct host *host, const struct made *made)
 {
     struct mount_change idmap = {.set = ATTR_IDMAP | ATTR_RDONLY, .userns = (uint64_t)made->userns};
-    int lower = tree_clone(host->layer, "");
+    int lower = tree_clone(AT_FDCWD, host->layer_path);
     if (lower < 0 || syscall(SYS_mount_setattr, lower, "", AT_EMPTY_PATH, &idmap, sizeof idmap) < 0)
         return -1;
     int fs = fs_open("overlay");
-    if (fs < 0 || fchdir(made->upper) < 0 || fs_set_fd(fs, "lowerdir+", lower) < 0 ||
+    if (fs < 0 || chdir(made->upper_path) < 0 || fs_set_fd(fs, "lowerdir+", lower) < 0 ||
         fs_set(fs, "upperdir", "u") < 0 || fs_set(fs, "workdir", "w") < 0 ||
         fs_set(fs, "redirect_dir", "off") < 0 || fs_set(fs, "metacopy", "off") < 0 ||
         fs_set(fs, "index", "off") < 0 || fs_set(fs, "xino", "off") < 0 ||
@@ -333,10 +283,16 @@ static int remove_group(int dir, const char *name)
 /* The no-op writes nothing, so these are all the entries there can be; a surprise fails. */
 static int remove_upper(const struct host *host, const char *name, int upper)
 {
-    static const char *const OURS[] = {"w/work/incompat/volatile", "w/work/incompat", "w/work",
-                                       "w/index", "w", "u"};
+    static const struct { const char *path; int flags; } OURS[] = {
+        {"w/work/incompat/volatile/dirty", 0},
+        {"w/work/incompat/volatile", AT_REMOVEDIR},
+        {"w/work/incompat", AT_REMOVEDIR},
+        {"w/work", AT_REMOVEDIR},
+        {"w", AT_REMOVEDIR},
+        {"u", AT_REMOVEDIR},
+    };
     for (size_t i = 0; i < sizeof OURS / sizeof OURS[0]; i++)
-        if (unlinkat(upper, OURS[i], AT_REMOVEDIR) < 0 && errno != ENOENT)
+        if (unlinkat(upper, OURS[i].path, OURS[i].flags) < 0 && errno != ENOENT)
             return -1;
     return unlinkat(host->scratch, name, AT_REMOVEDIR);
 }
@@ -391,7 +347,7 @@ static int clone_and_wait(const struct host *host, struct made *made, struct fai
 
 int life(const struct host *host, const char *name, struct failure *why)
 {
-    struct made made = {{-1, -1, -1}, 0, -1, -1, {-1, -1, -1}};
+    struct made made = {{-1, -1, -1}, 0, "", -1, -1, {-1, -1, -1}};
     int result = -1;
     why->step[0] = 0;
     if (make_groups(host, name, &made) < 0)
