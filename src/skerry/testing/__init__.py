@@ -1,1 +1,1 @@
-"""Public test tools: conformance suite of the backend seam, fakes with failure knobs, leak census."""
+"""Public test tools: conformance suite of the backend seam, fakes that fail, leak census."""

@@ -1,0 +1,404 @@
+"""The fake guest agent: speaks the guest channel of native/PROTOCOL.md over any stream socket.
+
+It keeps the protocol's promises (generations, credit, at most one start per operation id, results
+kept until acknowledged) so that what drives it can be tested without privilege. Terminals are
+plain pipes here; LISTEN is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from skerry.testing.fake_commands import Call, Clock, Ended, run_program
+from skerry.testing.fake_files import FakeFiles, run_words
+from skerry.testing.fake_wire import Code, Frame, Splitter, Tag, pack, pack_fields, parse_fields
+
+WINDOW = 131_072
+_CHUNK = 32_768
+_REMEMBERED = 1024
+
+
+@dataclass
+class Output:
+    """One output stream. Invariant: base <= sent <= base + len(held), len(held) <= WINDOW."""
+
+    held: bytearray = field(default_factory=bytearray)
+    base: int = 0
+    sent: int = 0
+    limit: int = WINDOW
+    open: bool = True
+
+    @property
+    def total(self) -> int:
+        """Bytes written so far."""
+        return self.base + len(self.held)
+
+
+class FakeOperation:
+    """A running or finished operation of the fake agent."""
+
+    def __init__(self, agent: FakeAgent, handle: int, fields: dict[int, list[bytes]]) -> None:
+        self.agent = agent
+        self.handle = handle
+        self.fields = fields
+        self.op_id = fields[Tag.OP_ID][0]
+        self.output = {2: Output(), 3: Output()}
+        self.stdin = asyncio.Queue[bytes]()
+        self.stdin_open = bool(_number(fields, Tag.STDIN))
+        self.stdin_end = 0
+        self.stdin_taken = 0
+        self.moved = asyncio.Event()
+        self.attached = True
+        self.done: list[tuple[int, int | bytes]] | None = None
+        self.done_sent = False
+        self.task: asyncio.Task[None] | None = None
+        self.timed_out = False
+        self.cancelled = False
+        self.signal = 9
+        self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def write(self, channel: int, data: bytes) -> None:
+        """Gives bytes to the host; waits while the window is full."""
+        output = self.output[channel]
+        while data:
+            room = WINDOW - len(output.held)
+            if room <= 0:
+                self.moved.clear()
+                await self.moved.wait()
+                continue
+            output.held += data[:room]
+            data = data[room:]
+            self.agent.pump(self)
+
+    async def read(self) -> bytes:
+        """Returns the next piece of standard input; b"" at its end."""
+        if not self.stdin_open:
+            return b""
+        data = await self.stdin.get()
+        if data:
+            self.stdin_taken += len(data)
+            self.agent.send(Code.CREDIT, self.handle << 2 | 1, [(Tag.OFFSET, self.stdin_taken)])
+        return data
+
+    async def run(self) -> None:
+        """Runs to the end, the timeout or the kill, and records DONE."""
+        begin = self.agent.clock.now_ns()
+        work = asyncio.ensure_future(self._work())
+        waits: set[asyncio.Future[Ended] | asyncio.Future[None]] = {work, self.killed}
+        timeout_ms = _number(self.fields, Tag.TIMEOUT_MS)
+        if timeout_ms:
+            waits.add(asyncio.ensure_future(self.agent.clock.sleep(timeout_ms / 1000)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                ended = work.result()
+            else:
+                self.timed_out = not self.killed.done()
+                ended = Ended(signal=self.signal)
+        finally:
+            for waiting in waits:
+                waiting.cancel()
+        self._finish(ended, begin)
+
+    async def _work(self) -> Ended:
+        await self.agent.running.wait()
+        return await (self._file() if _number(self.fields, Tag.KIND) else self._command())
+
+    def kill(self, signal: int) -> None:
+        """Ends it; `run` then records DONE."""
+        if not self.killed.done():
+            self.signal = signal
+            self.killed.set_result(None)
+
+    async def _file(self) -> Ended:
+        words = [os.fsdecode(word) for word in self.fields[Tag.ARG]]
+        content = bytearray()
+        while piece := await self.read():
+            content += piece
+        self.agent.send(Code.STARTED, self.handle << 2, [(Tag.PID, 1000 + self.handle)])
+        cwd = os.fsdecode(self.fields.get(Tag.CWD, [b"/"])[0])
+        self.agent.files.now_ns = self.agent.clock.now_ns()
+        try:
+            await self.write(2, run_words(self.agent.files, words, bytes(content), cwd))
+        except OSError as error:
+            await self.write(3, f"{error.errno} {words[0]}\n".encode())
+            return Ended(exit_code=1)
+        return Ended(exit_code=0)
+
+    async def _command(self) -> Ended:
+        pairs = [os.fsdecode(item).partition("=") for item in self.fields.get(Tag.ENV, [])]
+        call = Call(
+            argv=[os.fsdecode(word) for word in self.fields[Tag.ARG]],
+            env=self.agent.env | {name: value for name, _, value in pairs},
+            cwd=os.fsdecode(self.fields.get(Tag.CWD, [b"/"])[0]),
+            user=self.fields.get(Tag.USER, [b"0:0"])[0].decode(),
+            files=self.agent.files,
+            clock=self.agent.clock,
+            write=self.write,
+            read=self.read,
+            started=lambda: self.agent.send(
+                Code.STARTED, self.handle << 2, [(Tag.PID, 1000 + self.handle)]
+            ),
+        )
+        return await run_program(call)
+
+    def _finish(self, ended: Ended, begin: int) -> None:
+        pairs: list[tuple[int, int | bytes]] = []
+        if ended.error_step is not None:
+            pairs += [(Tag.ERROR_STEP, ended.error_step.encode()), (Tag.ERRNO, ended.errno or 0)]
+        elif ended.signal is not None:
+            pairs += [(Tag.SIGNO, ended.signal)]
+        else:
+            pairs += [(Tag.EXIT_CODE, ended.exit_code or 0)]
+        pairs += [
+            (Tag.TIMED_OUT, int(self.timed_out)),
+            (Tag.CANCELLED, int(self.cancelled)),
+            (Tag.OOM, int(ended.oom)),
+            (Tag.START_NS, begin),
+            (Tag.END_NS, self.agent.clock.now_ns()),
+            (Tag.CPU_US, 1000),
+            (Tag.STDOUT_TOTAL, self.output[2].total),
+            (Tag.STDERR_TOTAL, self.output[3].total),
+        ]
+        self.done = pairs
+        self.agent.ended(self)
+
+
+def _number(fields: dict[int, list[bytes]], tag: int) -> int:
+    values = fields.get(tag)
+    return int.from_bytes(values[0], "little") if values else 0
+
+
+class FakeAgent:
+    """The agent of one fake instance; it outlives connections."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        files: FakeFiles,
+        env: dict[str, str],
+        on_operation: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.clock = clock
+        self.files = files
+        self.env = env
+        self.on_operation = on_operation
+        self.generation = 0
+        self.operations: dict[int, FakeOperation] = {}
+        self.finished: OrderedDict[bytes, None] = OrderedDict()
+        self.connection: AgentConnection | None = None
+        self.never_answer = False
+        self.running = asyncio.Event()  # cleared while paused
+        self.running.set()
+
+    def send(self, code: int, stream: int, pairs: list[tuple[int, int | bytes]]) -> None:
+        """Sends a frame of fields to the newest connection, if there is one."""
+        self.send_raw(code, stream, pack_fields(pairs))
+
+    def send_raw(self, code: int, stream: int, payload: bytes) -> None:
+        """Sends a frame to the newest connection, if there is one."""
+        if self.connection is not None and not self.never_answer:
+            self.connection.transmit(pack(code, self.generation, stream, payload))
+
+    def pump(self, operation: FakeOperation) -> None:
+        """Sends what credit allows, and DONE once all output went out."""
+        if not operation.attached or self.connection is None or self.connection.generation == 0:
+            return
+        for channel, output in operation.output.items():
+            while output.sent < min(output.total, output.limit):
+                begin = output.sent - output.base
+                upto = min(output.total, output.limit) - output.base
+                piece = bytes(output.held[begin : min(upto, begin + _CHUNK)])
+                payload = output.sent.to_bytes(8, "little") + piece
+                self.send_raw(Code.DATA, operation.handle << 2 | channel, payload)
+                output.sent += len(piece)
+        all_sent = all(output.sent == output.total for output in operation.output.values())
+        if operation.done is not None and all_sent and not operation.done_sent:
+            operation.done_sent = True
+            for channel, output in operation.output.items():
+                pairs: list[tuple[int, int | bytes]] = [(Tag.TOTAL, output.total)]
+                self.send(Code.EOF, operation.handle << 2 | channel, pairs)
+            self.send(Code.DONE, operation.handle << 2, operation.done)
+
+    def ended(self, operation: FakeOperation) -> None:
+        """Takes note of an operation's end."""
+        self.finished[operation.op_id] = None
+        while len(self.finished) > _REMEMBERED:
+            self.finished.popitem(last=False)
+        self.pump(operation)
+
+    def connected(self, connection: AgentConnection) -> int:
+        """Makes this connection the newest; returns its generation."""
+        if self.connection is not None and self.connection is not connection:
+            self.connection.close()
+        self.connection = connection
+        self.generation += 1
+        for operation in self.operations.values():
+            operation.attached = False
+            operation.done_sent = False
+        return self.generation
+
+    def stop(self) -> None:
+        """Ends every operation and the connection: the instance is gone."""
+        for operation in self.operations.values():
+            if operation.task is not None:
+                operation.task.cancel()
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def start(self, handle: int, fields: dict[int, list[bytes]]) -> None:
+        """Starts an operation, or answers ERROR."""
+        op_id = fields[Tag.OP_ID][0]
+        live = {operation.op_id for operation in self.operations.values()}
+        if op_id in live or op_id in self.finished or handle in self.operations:
+            self.fail(handle << 2, errno.EEXIST, "start")
+            return
+        self.on_operation()
+        operation = FakeOperation(self, handle, fields)
+        self.operations[handle] = operation
+        operation.task = asyncio.ensure_future(operation.run())
+
+    def fail(self, stream: int, number: int, step: str) -> None:
+        """Answers a frame that could not be served."""
+        self.send(Code.ERROR, stream, [(Tag.ERRNO, number), (Tag.ERROR_STEP, step.encode())])
+
+    def control(self, frame: Frame) -> None:
+        """Serves a frame about one operation."""
+        handle, channel = frame.stream >> 2, frame.stream & 3
+        if frame.type == Code.START:
+            self.start(handle, parse_fields(frame.payload))
+            return
+        operation = self.operations.get(handle)
+        if frame.type == Code.LISTEN:
+            pairs: list[tuple[int, int | bytes]] = [(Tag.ERROR_STEP, b"listen")]
+            self.send(Code.DONE, frame.stream, [*pairs, (Tag.ERRNO, errno.EOPNOTSUPP)])
+        elif operation is None:
+            self.fail(frame.stream, errno.ENOENT, "handle")
+        elif frame.type in (Code.DATA, Code.EOF) and channel == 1:
+            self._stdin(operation, frame)
+        else:
+            self._steer(operation, frame, channel)
+
+    def _stdin(self, operation: FakeOperation, frame: Frame) -> None:
+        if frame.type == Code.EOF:
+            operation.stdin.put_nowait(b"")
+            return
+        offset = int.from_bytes(frame.payload[:8], "little")
+        fresh = frame.payload[8 + max(0, operation.stdin_end - offset) :]
+        if offset > operation.stdin_end:
+            self.fail(frame.stream, errno.EPROTO, "offset")
+        elif fresh:
+            operation.stdin_end += len(fresh)
+            operation.stdin.put_nowait(fresh)
+
+    def _steer(self, operation: FakeOperation, frame: Frame, channel: int) -> None:
+        fields = parse_fields(frame.payload)
+        if frame.type == Code.CREDIT and channel in (2, 3):
+            self._credit(operation, channel, _number(fields, Tag.OFFSET))
+        elif frame.type == Code.ATTACH:
+            for which, tag in ((2, Tag.STDOUT_TOTAL), (3, Tag.STDERR_TOTAL)):
+                output = operation.output[which]
+                output.sent = max(output.base, _number(fields, tag))
+                self._credit(operation, which, output.sent)
+            operation.attached = True
+        elif frame.type in (Code.CANCEL, Code.SIGNAL) and operation.done is None:
+            operation.cancelled = operation.cancelled or frame.type == Code.CANCEL
+            operation.kill(_number(fields, Tag.SIGNO) or 9)
+        elif frame.type == Code.ACK and operation.done is not None:
+            del self.operations[operation.handle]
+            return
+        self.pump(operation)
+
+    def _credit(self, operation: FakeOperation, channel: int, offset: int) -> None:
+        output = operation.output[channel]
+        drop = min(max(0, offset - output.base), len(output.held))
+        del output.held[:drop]
+        output.base += drop
+        output.sent = max(output.sent, output.base)
+        output.limit = max(output.limit, offset + WINDOW)
+        operation.moved.set()
+
+
+class AgentConnection(asyncio.Protocol):
+    """One connection to the fake agent; `drop_after` closes it after that many frames sent."""
+
+    def __init__(self, agent: FakeAgent, drop_after: int | None = None) -> None:
+        self.agent = agent
+        self.generation = 0
+        self.drop_after = drop_after
+        self.transport: asyncio.Transport | None = None
+        self.splitter = Splitter()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Waits for HELLO."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leaves every operation running: a lost connection is not a cancel."""
+        del exc
+        self.transport = None
+        if self.agent.connection is self:
+            self.agent.connection = None
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def transmit(self, data: bytes) -> None:
+        """Sends bytes, or drops the channel if its knob says so."""
+        if self.drop_after is not None:
+            self.drop_after -= 1
+            if self.drop_after < 0:
+                if self.transport is not None:
+                    self.transport.abort()
+                return
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        """Serves frames; a malformed one closes the connection."""
+        try:
+            for frame in self.splitter.feed(data):
+                self._serve(frame)
+        except (ValueError, KeyError, IndexError):
+            self.close()
+
+    def _serve(self, frame: Frame) -> None:
+        if self.agent.never_answer:
+            return
+        if frame.type == Code.HELLO:
+            nonce = parse_fields(frame.payload)[Tag.NONCE][0]
+            self.generation = self.agent.connected(self)
+            self._welcome(nonce)
+        elif self.generation == 0 or frame.generation != self.generation:
+            return
+        elif frame.type == Code.PING:
+            token = parse_fields(frame.payload)[Tag.TOKEN][0]
+            self.agent.send(Code.PONG, 0, [(Tag.TOKEN, token)])
+        else:
+            self.agent.control(frame)
+
+    def _welcome(self, nonce: bytes) -> None:
+        pairs: list[tuple[int, int | bytes]] = [
+            (Tag.NONCE, nonce),
+            (Tag.GENERATION, self.generation),
+            (Tag.VERSION, 1),
+        ]
+        for operation in self.agent.operations.values():
+            about: list[tuple[int, int | bytes]] = [
+                (Tag.HANDLE, operation.handle),
+                (Tag.OP_ID, operation.op_id),
+                (Tag.STATE, int(operation.done is not None)),
+                (Tag.STDOUT_TOTAL, operation.output[2].total),
+                (Tag.STDERR_TOTAL, operation.output[3].total),
+            ]
+            pairs.append((Tag.OP, pack_fields(about)))
+        self.agent.send(Code.WELCOME, 0, pairs)
