@@ -1,1 +1,1 @@
-"""The states of a sandbox as a pure table: (state, event) -> (state, commands). No clock, no I/O."""
+"""The states of a sandbox as a pure table: (state, event) -> (state, commands). No I/O, no clock."""
