@@ -23,11 +23,12 @@ HOME_DIR=$SKERRY_CACHE/erofs-utils-$VERSION
 UNAVAILABLE=$SKERRY_CACHE/erofs-utils-$VERSION.unavailable
 
 # version_of MKFS: "1.8.6"; empty when it does not run (for instance because a library it was
-# linked with went away with a system upgrade). 1.5 prints it to standard error.
+# linked with went away with a system upgrade). 1.5 complains about the option and prints its
+# name and version all the same.
 version_of() {
     local text
-    text=$("$1" --version 2>&1 | head -n 1) || true
-    [[ $text =~ ([0-9]+\.[0-9]+(\.[0-9]+)?) ]] && printf '%s' "${BASH_REMATCH[1]}"
+    text=$("$1" --version 2>&1) || true
+    [[ $text =~ (mkfs\.erofs|erofs-utils\))\ ([0-9]+\.[0-9]+(\.[0-9]+)?) ]] && printf '%s' "${BASH_REMATCH[2]}"
     return 0
 }
 
@@ -51,7 +52,7 @@ say_what_is_lost() {
     warn "  images are still built, from an unpacked tree and more slowly"
 }
 
-# Runs in a subshell with its own exit trap; $1 is a private directory.
+# $1 is a private directory, here and in build().
 fetch_source() {
     local dir=$1 uri
     uri=$(archive_uri Debian)
@@ -128,9 +129,7 @@ main() {
     # Left over from a run that was killed; we hold the lock, so nobody uses it.
     rm -rf "$SKERRY_CACHE"/erofs-utils-build.*
     BUILD_DIR=$(mktemp -d "$SKERRY_CACHE/erofs-utils-build.XXXXXXXX")
-    trap 'rm -rf "$BUILD_DIR"' EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM HUP
+    CLEANUP+=("$BUILD_DIR")
 
     # Subshells, so that their "die" is a failed step and not the end of this script. No
     # "|| true" style calls: bash would ignore "set -e" inside them.

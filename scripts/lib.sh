@@ -5,6 +5,7 @@
 # result (a path) on standard output.
 
 SKERRY_CACHE=${SKERRY_CACHE:-/var/cache/skerry}
+# shellcheck disable=SC2034  # read by the scripts that source this file
 DEBIAN_KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 
 say() { printf '%s\n' "$*" >&2; }
@@ -13,6 +14,21 @@ die() {
     printf 'error: %s\n' "$*" >&2
     exit 1
 }
+
+# What must be gone when a script ends, however it ends: paths are added to CLEANUP.
+CLEANUP=()
+STEP_LOG=
+STEP_BEAT=
+clean_up() {
+    [ -z "$STEP_BEAT" ] || kill "$STEP_BEAT" 2>/dev/null || true
+    [ -z "$STEP_LOG" ] || rm -f "$STEP_LOG"
+    [ "${#CLEANUP[@]}" -eq 0 ] || rm -rf "${CLEANUP[@]}"
+}
+trap clean_up EXIT
+# A signal ends the script through its exit trap.
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 # Seconds with one digit since the given $EPOCHREALTIME.
 seconds_since() {
@@ -26,35 +42,44 @@ seconds_since() {
 # that nobody has to guess whether it hangs. On failure the end of the log is shown.
 # COMMAND stays in the foreground: Ctrl-C must reach it.
 step() {
-    local title=$1 started=$EPOCHREALTIME log beat status=0
+    local title=$1 started=$EPOCHREALTIME status=0
     shift
-    log=$(mktemp "${TMPDIR:-/tmp}/skerry-step.XXXXXXXX")
+    STEP_LOG=$(mktemp "${TMPDIR:-/tmp}/skerry-step.XXXXXXXX")
     say "==> $title"
-    (
-        trap 'kill "$!" 2>/dev/null; exit 0' TERM
-        delay=2
-        while :; do
-            # 'wait' and not a plain sleep: bash runs the trap only between commands.
-            sleep "$delay" &
-            wait "$!"
-            delay=10
-            last=$(tail -c 4096 "$log" 2>/dev/null | tr '\r' '\n' | grep -v '^[[:space:]]*$' |
-                tail -n 1 | tr -cd '[:print:]' | cut -c 1-60) || last=
-            say "    ... $(seconds_since "$started")  $last"
-        done
-    ) &
-    beat=$!
-    "$@" >"$log" 2>&1 </dev/null || status=$?
-    kill "$beat" 2>/dev/null || true
-    wait "$beat" 2>/dev/null || true
+    heartbeat "$started" "$STEP_LOG" &
+    STEP_BEAT=$!
+    "$@" >"$STEP_LOG" 2>&1 </dev/null || status=$?
+    kill "$STEP_BEAT" 2>/dev/null || true
+    wait "$STEP_BEAT" 2>/dev/null || true
+    STEP_BEAT=
     if [ "$status" -ne 0 ]; then
         say "    failed after $(seconds_since "$started") (exit status $status); the last lines were:"
-        tail -n 40 "$log" | sed 's/^/    | /' >&2
-        rm -f "$log"
-        return "$status"
+        tail -n 40 "$STEP_LOG" | sed 's/^/    | /' >&2
+    else
+        say "    done in $(seconds_since "$started")"
     fi
-    say "    done in $(seconds_since "$started")"
-    rm -f "$log"
+    rm -f "$STEP_LOG"
+    STEP_LOG=
+    return "$status"
+}
+
+# The running line of a step, until it is told to end or the script is gone (kill -9). It
+# holds no lock of the script's, or a killed run would keep the next one waiting.
+heartbeat() {
+    exec 8>&- 9>&-
+    trap 'kill "$!" 2>/dev/null; exit 0' TERM
+    trap - EXIT HUP INT
+    local delay=2 last
+    while :; do
+        # 'wait' and not a plain sleep: bash runs a trap only between commands.
+        sleep "$delay" &
+        wait "$!"
+        kill -0 "$$" 2>/dev/null || exit 0
+        delay=10
+        last=$(tail -c 4096 "$2" 2>/dev/null | tr '\r' '\n' | grep -v '^[[:space:]]*$' |
+            tail -n 1 | tr -cd '[:print:]' | cut -c 1-60) || last=
+        say "    ... $(seconds_since "$1")  $last"
+    done
 }
 
 # Names of the given packages that are not installed, one a line.
@@ -100,6 +125,7 @@ need_packages() {
 # a mirror is named. Both forms of source lists are read by apt itself. Empty when none.
 archive_uri() {
     local uri
+    # shellcheck disable=SC2016  # the names in the format are apt's
     uri=$(apt-get indextargets --format '$(LABEL)|$(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
         sed -n "s/^$1|//p" | head -n 1) || true
     printf '%s' "$uri"
