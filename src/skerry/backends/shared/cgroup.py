@@ -1,0 +1,289 @@
+"""One interface over cgroup v1 and v2. It only *plans*: STEP texts that the launcher executes.
+
+Every slot has, below the group of its node (NODE = "skerry-" + the node's name):
+
+    v1 hybrid   <memory>/NODE/slot-N  <pids>/NODE/slot-N  <cpu>/NODE/slot-N     limits; entered by
+                writing to `tasks` before exec, because CLONE_INTO_CGROUP is cgroup2 only
+                <unified>/NODE/slot-N/{agent,w}     kill, freeze, cpu time; no controller needed
+    v2          <unified>/NODE/slot-N/{agent,w}     limits are on `w`, so the agent is never hit
+
+The agent makes one group a command below `w`. Files that hold a count since the group was made are
+read at hand-out and afterwards: what a sandbox used is the difference. Nothing here opens a file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Protocol
+
+import msgspec
+
+PERIOD_US = 100_000
+QUOTA_US_MIN = 1_000  # the kernel refuses less
+CONTROLLERS = ("memory", "pids", "cpu")
+
+
+class OomKind(IntEnum):
+    """CFG_OOM of native/PROTOCOL.md: which file counts OOM kills."""
+
+    NONE = 0
+    V1 = 1
+    V2 = 2
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where this host's hierarchies are. `controllers` maps a v1 controller to its mount."""
+
+    kind: str  # "v1", "v2", "none"
+    unified: str | None
+    controllers: dict[str, str] = {}
+    memsw: bool = False  # v1: swap is accounted
+    reason: str = ""  # why kind is "none"
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a slot's groups are set to."""
+
+    memory_bytes: int
+    pids: int
+    cpu: float
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """What a slot's groups say; counts since the groups were made."""
+
+    memory_bytes: int = 0
+    memory_peak_bytes: int = 0
+    pids: int = 0
+    oom_kills: int = 0
+    cpu_us: int = 0
+
+
+class SlotGroups(msgspec.Struct, frozen=True):
+    """Everything that the launcher and the agent need to know of one slot's groups."""
+
+    make: tuple[str, ...]
+    drop: tuple[str, ...]
+    agent: str
+    work: str
+    tasks: tuple[str, ...]
+    oom_file: str
+    oom_kind: OomKind
+    readings: tuple[str, ...]  # paths, in the order that `parse` takes
+
+
+class Groups(Protocol):
+    """The planner of one layout."""
+
+    def slot(self, number: int, owner_uid: int) -> SlotGroups:
+        """Plans a slot's directories and names its files."""
+
+    def limit(self, number: int, old: Limits | None, new: Limits) -> tuple[str, ...]:
+        """Plans the writes from the limits that the slot has (None: unknown) to new ones."""
+
+    def parse(self, contents: tuple[bytes, ...]) -> Counters:
+        """Reads the contents of the slot's `readings`; a file that is gone or odd counts as 0."""
+
+    def roots(self) -> tuple[str, ...]:
+        """Names the node's directories, which must exist before the launcher is started."""
+
+    def prepare(self) -> tuple[tuple[str, str], ...]:
+        """Names (file, text) to be written, in order, once the roots exist."""
+
+
+def detect(mountinfo: str, exists: Callable[[str], bool], read: Callable[[str], str]) -> Layout:
+    """Finds the layout in the text of /proc/self/mountinfo; `read` gives "" for a missing file.
+
+    v2 is taken if it has the controllers, else v1 with a cgroup2 mount beside it.
+    """
+    unified, controllers = None, dict[str, str]()
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        words, rest = before.split(), after.split()
+        if len(words) < 5 or len(rest) < 3 or words[3] != "/":
+            continue
+        if rest[0] == "cgroup2" and unified is None:
+            unified = words[4]
+        elif rest[0] == "cgroup":
+            for option in rest[2].split(","):
+                controllers.setdefault(option, words[4])
+    if unified is None:
+        return Layout("none", None, reason="no cgroup2 hierarchy is mounted: mount one")
+    if set(CONTROLLERS) <= set(read(f"{unified}/cgroup.controllers").split()):
+        return Layout("v2", unified)
+    missing = [name for name in CONTROLLERS if name not in controllers]
+    if missing:
+        names = ", ".join(missing)
+        return Layout("none", unified, reason=f"neither cgroup v1 nor v2 offers: {names}")
+    memsw = exists(f"{controllers['memory']}/memory.memsw.limit_in_bytes")
+    return Layout("v1", unified, {name: controllers[name] for name in CONTROLLERS}, memsw)
+
+
+def groups_of(layout: Layout, node: str) -> Groups:
+    """Returns the planner for a layout whose kind is not "none"."""
+    return V2(layout, node) if layout.kind == "v2" else V1(layout, node)
+
+
+def quota_us(cpu: float) -> int:
+    """Converts cores to microseconds of a period."""
+    return max(QUOTA_US_MIN, math.ceil(cpu * PERIOD_US))
+
+
+def _number(content: bytes) -> int:
+    text = content.strip()
+    return int(text) if text.isdigit() else 0
+
+
+def _keyed(content: bytes, key: bytes) -> int:
+    for line in content.splitlines():
+        name, _, value = line.partition(b" ")
+        if name == key:
+            return _number(value)
+    return 0
+
+
+class V1:
+    """Limits in v1 hierarchies, kill and freeze in cgroup2."""
+
+    def __init__(self, layout: Layout, node: str) -> None:
+        assert layout.unified is not None  # noqa: S101
+        self._memsw = layout.memsw
+        self._unified = f"{layout.unified}/skerry-{node}"
+        self._of = {name: f"{path}/skerry-{node}" for name, path in layout.controllers.items()}
+
+    def roots(self) -> tuple[str, ...]:
+        """One directory a hierarchy; controllers mounted together share one."""
+        return tuple(dict.fromkeys((*self._of.values(), self._unified)))
+
+    def prepare(self) -> tuple[tuple[str, str], ...]:
+        """v1 groups inherit nothing that would have to be set."""
+        return ()
+
+    def slot(self, number: int, owner_uid: int) -> SlotGroups:
+        """Limit groups are root's; the cgroup2 subtree is the owner uid's, but not `agent`."""
+        top = f"{self._unified}/slot-{number}"
+        limits = tuple(dict.fromkeys(f"{path}/slot-{number}" for path in self._of.values()))
+        memory, pids = (f"{self._of[name]}/slot-{number}" for name in ("memory", "pids"))
+        make = (
+            *(f"mkdir {path} 0755 -1" for path in limits),
+            f"mkdir {top} 0755 {owner_uid}",
+            f"mkdir {top}/agent 0755 -1",
+            f"mkdir {top}/w 0755 {owner_uid}",
+        )
+        return SlotGroups(
+            make=make,
+            drop=tuple(f"rmdir {step.split()[1]}" for step in reversed(make)),
+            agent=f"{top}/agent",
+            work=f"{top}/w",
+            tasks=tuple(f"{path}/tasks" for path in limits),
+            oom_file=f"{memory}/memory.oom_control",
+            oom_kind=OomKind.V1,
+            readings=(
+                f"{memory}/memory.usage_in_bytes",
+                f"{memory}/memory.max_usage_in_bytes",
+                f"{pids}/pids.current",
+                f"{memory}/memory.oom_control",
+                f"{top}/w/cpu.stat",
+            ),
+        )
+
+    def limit(self, number: int, old: Limits | None, new: Limits) -> tuple[str, ...]:
+        """Writes what differs, and always restarts the peak. The memsw limit may never be lower."""
+        memory, pids, cpu = (f"{self._of[name]}/slot-{number}" for name in CONTROLLERS)
+        steps = []
+        if old is None or old.memory_bytes != new.memory_bytes:
+            plain = f"write {memory}/memory.limit_in_bytes {new.memory_bytes}"
+            swap = f"write {memory}/memory.memsw.limit_in_bytes {new.memory_bytes}"
+            lowered = old is None or new.memory_bytes < old.memory_bytes
+            steps += [plain] if not self._memsw else [plain, swap] if lowered else [swap, plain]
+        if old is None or old.pids != new.pids:
+            steps.append(f"write {pids}/pids.max {new.pids}")
+        if old is None:
+            steps.append(f"write {cpu}/cpu.cfs_period_us {PERIOD_US}")
+        if old is None or quota_us(old.cpu) != quota_us(new.cpu):
+            steps.append(f"write {cpu}/cpu.cfs_quota_us {quota_us(new.cpu)}")
+        return (*steps, f"write {memory}/memory.max_usage_in_bytes 0")
+
+    def parse(self, contents: tuple[bytes, ...]) -> Counters:
+        """The OOM count is the line `oom_kill` of memory.oom_control."""
+        usage, peak, pids, oom, cpu = contents
+        return Counters(
+            memory_bytes=_number(usage),
+            memory_peak_bytes=_number(peak),
+            pids=_number(pids),
+            oom_kills=_keyed(oom, b"oom_kill"),
+            cpu_us=_keyed(cpu, b"usage_usec"),
+        )
+
+
+class V2:
+    """All in cgroup2; limits on `w`."""
+
+    def __init__(self, layout: Layout, node: str) -> None:
+        assert layout.unified is not None  # noqa: S101
+        self._mount = layout.unified
+        self._node = f"{layout.unified}/skerry-{node}"
+
+    def roots(self) -> tuple[str, ...]:
+        """The node's one directory."""
+        return (self._node,)
+
+    def prepare(self) -> tuple[tuple[str, str], ...]:
+        """Controllers are handed down from the root to the slots."""
+        text = "+memory +pids +cpu"
+        files = (f"{self._mount}/cgroup.subtree_control", f"{self._node}/cgroup.subtree_control")
+        return tuple((path, text) for path in files)
+
+    def slot(self, number: int, owner_uid: int) -> SlotGroups:
+        """`w` gets the controllers; its limit files stay root's, so the agent cannot lift them."""
+        top = f"{self._node}/slot-{number}"
+        make = (
+            f"mkdir {top} 0755 {owner_uid}",
+            f"write {top}/cgroup.subtree_control +memory +pids +cpu",
+            f"mkdir {top}/agent 0755 -1",
+            f"mkdir {top}/w 0755 {owner_uid}",
+        )
+        work = f"{top}/w"
+        return SlotGroups(
+            make=make,
+            drop=(f"rmdir {work}", f"rmdir {top}/agent", f"rmdir {top}"),
+            agent=f"{top}/agent",
+            work=work,
+            tasks=(),
+            oom_file=f"{work}/memory.events",
+            oom_kind=OomKind.V2,
+            readings=(
+                f"{work}/memory.current",
+                f"{work}/memory.peak",
+                f"{work}/pids.current",
+                f"{work}/memory.events",
+                f"{work}/cpu.stat",
+            ),
+        )
+
+    def limit(self, number: int, old: Limits | None, new: Limits) -> tuple[str, ...]:
+        """Writes what differs. The agent's `cgroup.subtree_control` of the slot cannot lift them."""
+        work = f"{self._node}/slot-{number}/w"
+        steps = []
+        if old is None:
+            steps.append(f"write {work}/memory.swap.max 0")
+        if old is None or old.memory_bytes != new.memory_bytes:
+            steps.append(f"write {work}/memory.max {new.memory_bytes}")
+        if old is None or old.pids != new.pids:
+            steps.append(f"write {work}/pids.max {new.pids}")
+        if old is None or quota_us(old.cpu) != quota_us(new.cpu):
+            steps.append(f"write {work}/cpu.max {quota_us(new.cpu)} {PERIOD_US}")
+        return tuple(steps)
+
+    def parse(self, contents: tuple[bytes, ...]) -> Counters:
+        """The peak is that of the group's life: the kernel resets it for single readers only."""
+        usage, peak, pids, events, cpu = contents
+        return Counters(
+            memory_bytes=_number(usage),
+            memory_peak_bytes=_number(peak),
+            pids=_number(pids),
+            oom_kills=_keyed(events, b"oom_kill"),
+            cpu_us=_keyed(cpu, b"usage_usec"),
+        )
