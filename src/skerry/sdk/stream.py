@@ -1,0 +1,95 @@
+"""Streams of events from a running command, and the owner's side of a live one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+
+import aiohttp
+import msgspec
+
+from skerry.errors import Bug, Unavailable
+from skerry.spec.command import RunResult, Terminal
+from skerry.wire.http import ClientEvent, StreamEvent
+
+EVENT_BYTES_MAX = 80 << 20  # a result carries at most two streams of OUTPUT_LIMIT_MAX / 2 each
+
+_decode = msgspec.msgpack.Decoder(StreamEvent).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+async def events_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[StreamEvent]:
+    """Yields the events of a body of length-prefixed ones.
+
+    A body that ends without a result, manifest or error raises Unavailable: never a success.
+    """
+    buffer = bytearray()
+    finished = False
+    async for chunk in chunks:
+        buffer += chunk
+        while len(buffer) >= 4:
+            (length,) = struct.unpack_from("<I", buffer)
+            if length > EVENT_BYTES_MAX:
+                raise Bug(f"an event of {length} bytes")
+            if len(buffer) < 4 + length:
+                break
+            event = _decode(bytes(buffer[4 : 4 + length]))
+            del buffer[: 4 + length]
+            if event.error is not None:
+                raise event.error.to_error()
+            finished = finished or event.result is not None or event.manifest is not None
+            yield event
+    if not finished:
+        raise Unavailable("the stream broke off before its result")
+
+
+class LiveCommand:
+    """A command with open standard input, over a WebSocket; iterate for its events."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self.result: RunResult | None = None
+
+    async def send(self, data: bytes) -> None:
+        """Sends bytes to its standard input, waiting while it does not read."""
+        await self._send(ClientEvent(stdin=data))
+
+    async def end_input(self) -> None:
+        """Ends its standard input."""
+        await self._send(ClientEvent(eof=True))
+
+    async def signal(self, number: int) -> None:
+        """Sends a signal to every process of the command."""
+        await self._send(ClientEvent(signal=number))
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Sets the size of its terminal."""
+        await self._send(ClientEvent(resize=Terminal(rows, cols)))
+
+    async def cancel(self) -> None:
+        """Ends every process of the command."""
+        await self._send(ClientEvent(cancel=True))
+
+    async def close(self) -> None:
+        """Closes the connection; the command goes on without it."""
+        await self._socket.close()
+
+    async def _send(self, event: ClientEvent) -> None:
+        try:
+            await self._socket.send_bytes(_encode(event))
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"the connection to the command broke off: {error}") from error
+
+    async def __aiter__(self) -> AsyncIterator[StreamEvent]:
+        """Yields events up to the result, which is kept in `result`."""
+        async for message in self._socket:
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                continue
+            event = _decode(message.data)
+            if event.error is not None:
+                raise event.error.to_error()
+            yield event
+            if event.result is not None:
+                self.result = event.result
+                return
+        raise Unavailable("the connection to the command broke off before its result")

@@ -1,0 +1,195 @@
+"""One node over HTTP: requests, typed errors, repeats that are safe to make.
+
+A request that carries an operation id or an idempotency key is repeated after a lost connection, so
+a node that restarts under a command costs the caller time, not the result (decisions 12 to 14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import Any, TypeVar, overload
+
+import aiohttp
+import msgspec
+
+from skerry.errors import Bug, SkerryError, Unavailable
+from skerry.wire.http import MSGPACK, OWNER_HEADER, ErrorBody
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 10.0
+RECONNECT_FOR_S = 60.0  # how long a repeatable request looks for a node that went away
+RETRY_FIRST_S = 0.05
+RETRY_MAX_S = 2.0
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Transport:
+    """Connections to one node; usable from several event loops in turn.
+
+    Invariant: a session is only used on the loop that made it.
+    """
+
+    def __init__(self, base: str, *, socket_path: str | None = None, token: str | None = None) -> None:
+        self.base = base.rstrip("/")
+        self.socket_path = socket_path
+        self.owner: str | None = None
+        self._token = token
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def where(self) -> str:
+        """The node's address, for messages."""
+        return self.socket_path or self.base
+
+    def session(self) -> aiohttp.ClientSession:
+        """Returns the session of the running loop, made at need."""
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._loop is not loop or self._session.closed:
+            # No limit: a command holds its connection for as long as it runs, and a hidden limit
+            # would stall the hundred-and-first one.
+            connector: aiohttp.BaseConnector
+            if self.socket_path is not None:
+                connector = aiohttp.UnixConnector(path=self.socket_path, limit=0)
+            else:
+                connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=30)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+                auto_decompress=False,
+                skip_auto_headers=("User-Agent", "Accept-Encoding"),
+            )
+            self._loop = loop
+        return self._session
+
+    def headers(self, content_type: str | None = None) -> dict[str, str]:
+        """Returns the headers of a request."""
+        headers = {"Accept": MSGPACK}
+        if content_type:
+            headers["Content-Type"] = content_type
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        if self.owner:
+            headers[OWNER_HEADER] = self.owner
+        return headers
+
+    async def close(self) -> None:
+        """Closes the connections of the running loop."""
+        if self._session is not None and self._loop is asyncio.get_running_loop():
+            await self._session.close()
+        self._session = None
+
+    @overload
+    async def call(
+        self, method: str, path: str, answer: type[T], *, body: Any = ..., repeatable: bool = ...,
+        params: dict[str, str] | None = ...,
+    ) -> T: ...
+    @overload
+    async def call(
+        self, method: str, path: str, answer: None = None, *, body: Any = ...,
+        repeatable: bool = ..., params: dict[str, str] | None = ...,
+    ) -> None: ...
+    async def call(
+        self,
+        method: str,
+        path: str,
+        answer: type[T] | None = None,
+        *,
+        body: Any = None,
+        repeatable: bool = False,
+        params: dict[str, str] | None = None,
+    ) -> T | None:
+        """Makes a request and returns the decoded answer; raises the error that the node named.
+
+        With `repeatable` a lost connection is followed by the same request again, for a minute.
+        """
+        data = None if body is None else _encode(body)
+        raw = await self._exchange(method, path, data, params, repeatable=repeatable)
+        if answer is None:
+            return None
+        try:
+            return msgspec.msgpack.decode(raw, type=answer)
+        except msgspec.DecodeError as error:
+            raise Bug(f"{self.where} answered {method} {path} with something else: {error}") from error
+
+    async def _exchange(
+        self, method: str, path: str, data: bytes | None, params: dict[str, str] | None, *, repeatable: bool
+    ) -> bytes:
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + RECONNECT_FOR_S
+        pause = RETRY_FIRST_S
+        while True:
+            try:
+                async with self.session().request(
+                    method, self.base + path, data=data, params=params,
+                    headers=self.headers(MSGPACK if data is not None else None),
+                ) as response:
+                    raw = await response.read()
+                    if response.status >= 400:
+                        raise error_of(raw, response.status, self.where)
+                    return raw
+            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+                if not repeatable or loop.time() + pause > give_up:
+                    raise Unavailable(f"cannot reach the node at {self.where}: {error}") from error
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
+            pause = min(pause * 2, RETRY_MAX_S)
+
+    async def send(
+        self, method: str, path: str, chunks: AsyncIterable[bytes], answer: type[T],
+        params: dict[str, str] | None = None,
+    ) -> T:
+        """Sends a body piece by piece and returns the decoded answer."""
+        try:
+            async with self.session().request(
+                method, self.base + path, data=chunks, params=params,
+                headers=self.headers("application/octet-stream"),
+            ) as response:
+                raw = await response.read()
+                if response.status >= 400:
+                    raise error_of(raw, response.status, self.where)
+                return msgspec.msgpack.decode(raw, type=answer)
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"the transfer to {self.where} broke off: {error}") from error
+
+    async def receive(
+        self, method: str, path: str, *, params: dict[str, str] | None = None, body: Any = None
+    ) -> AsyncIterator[bytes]:
+        """Yields an answer's body piece by piece; a body that breaks off raises Unavailable."""
+        data = None if body is None else _encode(body)
+        try:
+            async with self.session().request(
+                method, self.base + path, data=data, params=params,
+                headers=self.headers(MSGPACK if data is not None else None),
+            ) as response:
+                if response.status >= 400:
+                    raise error_of(await response.read(), response.status, self.where)
+                async for chunk in response.content.iter_any():
+                    yield chunk
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"the transfer from {self.where} broke off: {error}") from error
+
+    async def socket(
+        self, path: str, params: dict[str, str] | None = None
+    ) -> aiohttp.ClientWebSocketResponse:
+        """Opens a WebSocket; messages on it are msgpack."""
+        try:
+            return await self.session().ws_connect(
+                self.base + path, params=params, headers=self.headers(), heartbeat=20.0,
+                max_msg_size=1 << 20,
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"cannot open {path} at {self.where}: {error}") from error
+
+
+def error_of(raw: bytes, status: int, where: str) -> SkerryError:
+    """Returns the error in an answer's body; a body that holds none is a platform fault."""
+    for decode in (msgspec.msgpack.decode, msgspec.json.decode):
+        try:
+            return decode(raw, type=ErrorBody).to_error()
+        except msgspec.DecodeError:
+            continue
+    return Unavailable(f"{where} answered with status {status}: {raw[:200]!r}")
