@@ -1,0 +1,247 @@
+"""Frames of native/PROTOCOL.md: the one codec of the guest channel and of the launcher's socket.
+
+Knows bytes only: payloads are `wire.fields`, meanings are `wire.guest` and `wire.plan`. What is
+decoded here may come from a hostile peer: each length is checked before it is used, and a decoder
+never holds more than one incomplete frame. The codes and tags equal native/frames/protocol.h (a
+test compares them).
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from skerry.errors import InvalidRequest
+
+MAGIC: Final = 0x4B53
+VERSION: Final = 1
+HEADER_BYTES: Final = 16
+PAYLOAD_BYTES_MAX: Final = 65_536
+WINDOW: Final = 131_072  # bytes a stream may run ahead of its credit
+DATA_BYTES_MAX: Final = PAYLOAD_BYTES_MAX - 8  # of content in one DATA frame, after its offset
+
+_HEADER = struct.Struct("<HBBIII")
+_U64 = struct.Struct("<Q")
+
+
+class ProtocolError(ValueError):
+    """A peer sent what the protocol forbids. Whose fault that is, the channel's owner knows."""
+
+
+class GuestFrame(IntEnum):
+    """Frame types of the guest channel."""
+
+    HELLO = 0x01
+    PING = 0x02
+    START = 0x03
+    CREDIT = 0x04
+    SIGNAL = 0x05
+    CANCEL = 0x06
+    ATTACH = 0x07
+    ACK = 0x08
+    RESIZE = 0x09
+    LISTEN = 0x0A
+    UNLISTEN = 0x0B
+    RESET = 0x0C
+    DATA = 0x10
+    EOF = 0x11
+    WELCOME = 0x81
+    PONG = 0x82
+    STARTED = 0x83
+    DONE = 0x84
+    OPENED = 0x8A
+    ERROR = 0x8F
+
+
+class LauncherFrame(IntEnum):
+    """Frame types of the launcher's socket."""
+
+    STATUS = 0x40
+    LAYER_MOUNT = 0x41
+    LAYER_UNMOUNT = 0x42
+    UPPER_OPEN = 0x43
+    SLOT_MAKE = 0x44
+    SLOT_DROP = 0x45
+    START = 0x46
+    STOP = 0x47
+    ADOPT = 0x48
+    FREEZE = 0x49
+    THAW = 0x4A
+    UPPER_DROP = 0x4B
+    UPPER_SNAPSHOT = 0x4C
+    SHUTDOWN = 0x4F
+    EXITED = 0x60
+    OK = 0xC0
+    FAIL = 0xC1
+
+
+class Tag(IntEnum):
+    """Field tags of both conversations."""
+
+    NONCE = 1
+    GENERATION = 2
+    VERSION = 3
+    OP = 4
+    HANDLE = 5
+    OP_ID = 6
+    STATE = 7
+    STDOUT_TOTAL = 8
+    STDERR_TOTAL = 9
+    TOKEN = 10
+    KIND = 11
+    ARG = 12
+    ENV = 13
+    CWD = 14
+    USER = 15
+    TIMEOUT_MS = 16
+    STDIN = 17
+    PTY_ROWS = 18
+    PTY_COLS = 19
+    PID = 20
+    TOTAL = 21
+    OFFSET = 22
+    SIGNO = 23
+    EXIT_CODE = 24
+    TIMED_OUT = 25
+    CANCELLED = 26
+    OOM = 27
+    START_NS = 28
+    END_NS = 29
+    CPU_US = 30
+    ERROR_STEP = 31
+    ERRNO = 32
+    PORT = 33
+    CFG_TASKS = 64
+    CFG_OOM = 65
+    CFG_PEER_UID = 66
+    CFG_NOFILE = 67
+    CFG_ENV = 68
+    CFG_EXEC_DEADLINE_MS = 69
+    CFG_MAX_OPS = 70
+    INSTANCE = 100
+    LAYER = 101
+    SLOT = 102
+    UPPER = 103
+    PATH = 104
+    DEVICE = 105
+    FEATURE = 106
+    UID_BASE = 107
+    OWNER_UID = 108
+    STEP = 109
+    HOSTNAME = 110
+    DISK_BYTES = 111
+    SHM_BYTES = 112
+    AGENT_GROUP = 113
+    WORK_GROUP = 114
+    TASKS = 115
+    OOM_FILE = 116
+    OOM_KIND = 117
+    SOCKET = 118
+    CONFIG = 119
+    UPPER_FROM = 120
+    STEP_US = 121
+    READ = 122
+    KEEP_UPPER = 123
+    WAIT_STATUS = 124
+    SLOT_CLEAN = 125
+    TEXT = 126
+
+
+class Frame(NamedTuple):
+    """One frame. `stream` is the request id on the launcher's socket."""
+
+    type: int
+    generation: int
+    stream: int
+    payload: bytes
+
+
+def encode_frame(type_: int, generation: int, stream: int, payload: bytes = b"") -> bytes:
+    """Returns the frame's bytes; raises InvalidRequest if the payload is too long for one."""
+    length = len(payload)
+    if length > PAYLOAD_BYTES_MAX:
+        raise InvalidRequest(f"{length} bytes do not fit into one frame of {PAYLOAD_BYTES_MAX}")
+    return _HEADER.pack(MAGIC, VERSION, type_, generation, stream, length) + payload
+
+
+def encode_data(generation: int, stream: int, offset: int, data: bytes | memoryview) -> bytes:
+    """Returns a DATA frame of at most DATA_BYTES_MAX bytes that begin at `offset` of the stream."""
+    length = len(data) + 8
+    if length > PAYLOAD_BYTES_MAX:
+        raise InvalidRequest(f"{length - 8} bytes do not fit into one DATA frame")
+    head = _HEADER.pack(MAGIC, VERSION, GuestFrame.DATA, generation, stream, length)
+    return b"".join((head, _U64.pack(offset), data))
+
+
+def data_offset(payload: bytes) -> int:
+    """Returns the stream offset that a DATA payload begins with; its content is `payload[8:]`."""
+    if len(payload) < 8:
+        raise ProtocolError("a DATA frame without an offset")
+    offset: int = _U64.unpack_from(payload)[0]
+    return offset
+
+
+def decode_frame(packet: bytes) -> Frame:
+    """Returns the one frame that a packet holds; raises ProtocolError if it is anything else."""
+    frames = FrameDecoder().feed(packet)
+    if len(frames) != 1 or len(frames[0].payload) + HEADER_BYTES != len(packet):
+        raise ProtocolError(f"a packet of {len(packet)} bytes is not exactly one frame")
+    return frames[0]
+
+
+class FrameDecoder:
+    """Cuts a byte stream into frames. Holds less than one frame between calls.
+
+    After a ProtocolError every further `feed` raises it again: a broken stream is never resumed.
+    """
+
+    __slots__ = ("_broken", "_need", "_rest")
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        # Invariant: len(_rest) < _need <= HEADER_BYTES + PAYLOAD_BYTES_MAX
+        self._need = HEADER_BYTES
+        self._broken: str | None = None
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Returns the frames that `data` completes, in order; raises ProtocolError."""
+        if self._broken is not None:
+            raise ProtocolError(self._broken)
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._need:
+                return []
+            data = bytes(self._rest)
+            self._rest.clear()
+        frames: list[Frame] = []
+        at, end = 0, len(data)
+        unpack = _HEADER.unpack_from
+        while end - at >= HEADER_BYTES:
+            magic, version, type_, generation, stream, length = unpack(data, at)
+            if magic != MAGIC or version != VERSION or length > PAYLOAD_BYTES_MAX:
+                self._break(magic, version, length)
+            stop = at + HEADER_BYTES + length
+            if stop > end:
+                self._keep(data, at, stop - at)
+                return frames
+            frames.append(Frame(type_, generation, stream, data[at + HEADER_BYTES : stop]))
+            at = stop
+        self._keep(data, at, HEADER_BYTES)
+        return frames
+
+    def _keep(self, data: bytes, at: int, need: int) -> None:
+        """Holds the incomplete rest until `need` bytes are there."""
+        self._need = need
+        if at < len(data):
+            self._rest += data[at:] if at else data
+
+    def _break(self, magic: int, version: int, length: int) -> None:
+        if magic != MAGIC:
+            self._broken = f"a frame with magic {magic:#06x}"
+        elif version != VERSION:
+            self._broken = f"a frame of version {version}"
+        else:
+            self._broken = f"a frame of {length} bytes, at most {PAYLOAD_BYTES_MAX}"
+        self._rest.clear()
+        raise ProtocolError(self._broken)

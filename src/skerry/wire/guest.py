@@ -1,0 +1,399 @@
+"""Typed messages of the guest channel, and what each may hold (native/PROTOCOL.md).
+
+`encode` makes a frame of a message; `from_agent` and `from_host` make messages of frames and
+refuse what the protocol forbids: a type in the wrong direction or on the wrong stream, a missing
+or repeated field, a number out of range. Bytes from inside are hostile. Relations between frames
+(offsets, windows, totals) are checked by the holders of the channel, not here.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final, NamedTuple, Self
+
+from skerry.wire.fields import (
+    NUMBER_MAX,
+    Body,
+    Fields,
+    Kind,
+    Part,
+    flag,
+    number,
+    raw,
+    several,
+    text,
+    word,
+)
+from skerry.wire.frames import (
+    PAYLOAD_BYTES_MAX,
+    Frame,
+    GuestFrame,
+    ProtocolError,
+    Tag,
+    data_offset,
+    encode_data,
+    encode_frame,
+)
+
+HANDLE_MAX: Final = (1 << 29) - 1
+GENERATION_MAX: Final = (1 << 32) - 1
+FORWARD: Final = 1 << 31  # set in the stream ids of forwarded connections
+CONTROL, STDIN, STDOUT, STDERR = 0, 1, 2, 3  # channels of an operation
+INWARD, OUTWARD = 1, 2  # channels of a forwarded connection
+PID_MAX: Final = (1 << 31) - 1
+PTY_MAX: Final = 65_535
+ERRNO_MAX: Final = 4095
+STEP_BYTES_MAX: Final = 256
+
+
+def operation_stream(handle: int, channel: int) -> int:
+    """Returns the stream id of an operation's channel."""
+    return handle << 2 | channel
+
+
+def forward_stream(conn: int, channel: int) -> int:
+    """Returns the stream id of a forwarded connection's channel."""
+    return FORWARD | conn << 2 | channel
+
+
+class Place(NamedTuple):
+    """What a stream id names: an operation (0: the connection) or a forwarded connection."""
+
+    forward: bool
+    number: int
+    channel: int
+
+
+def place_of(stream: int) -> Place:
+    """Returns what a stream id names."""
+    return Place(stream >= FORWARD, (stream & (FORWARD - 1)) >> 2, stream & 3)
+
+
+class Message(Body, frozen=True):
+    """Base of all messages; `CODE` is the frame type. Raises ProtocolError from `parse`."""
+
+    CODE: ClassVar[GuestFrame]
+
+
+class Hello(Message, frozen=True):
+    """The host opens the conversation; generation 0."""
+
+    CODE = GuestFrame.HELLO
+    PARTS = (raw("nonce", Tag.NONCE, 16),)
+    nonce: bytes
+
+
+class KnownOperation(Body, frozen=True):
+    """An operation that the agent still knows; nested in WELCOME."""
+
+    PARTS = (
+        number("handle", Tag.HANDLE, 1, HANDLE_MAX),
+        raw("op_id", Tag.OP_ID, 16),
+        flag("done", Tag.STATE),
+        number("stdout_total", Tag.STDOUT_TOTAL),
+        number("stderr_total", Tag.STDERR_TOTAL),
+    )
+    handle: int
+    op_id: bytes
+    done: bool
+    stdout_total: int
+    stderr_total: int
+
+
+class Welcome(Message, frozen=True):
+    """The agent answers HELLO; `generation` is this connection's from now on."""
+
+    CODE = GuestFrame.WELCOME
+    PARTS = (
+        raw("nonce", Tag.NONCE, 16),
+        number("generation", Tag.GENERATION, 1, GENERATION_MAX),
+        number("version", Tag.VERSION),
+        several("raw_operations", Tag.OP, Kind.RAWS),
+    )
+    nonce: bytes
+    generation: int
+    version: int
+    raw_operations: tuple[bytes, ...] = ()
+
+    def operations(self) -> tuple[KnownOperation, ...]:
+        """Returns what the agent still knows; raises ProtocolError."""
+        found = tuple(KnownOperation.parse(payload) for payload in self.raw_operations)
+        if len({operation.handle for operation in found}) != len(found):
+            raise ProtocolError("WELCOME names two operations with one handle")
+        return found
+
+
+class Ping(Message, frozen=True):
+    """Asks for a PONG with the same token."""
+
+    CODE = GuestFrame.PING
+    PARTS = (number("token", Tag.TOKEN),)
+    token: int
+
+
+class Pong(Message, frozen=True):
+    """Answers PING."""
+
+    CODE = GuestFrame.PONG
+    PARTS = (number("token", Tag.TOKEN),)
+    token: int
+
+
+class Start(Message, frozen=True, kw_only=True):
+    """Starts an operation; the fields mean what `guest.api.Operation` says."""
+
+    CODE = GuestFrame.START
+    PARTS = (
+        raw("op_id", Tag.OP_ID, 16),
+        number("kind", Tag.KIND, 0, 1),
+        several("argv", Tag.ARG, Kind.WORDS),
+        several("env", Tag.ENV, Kind.WORDS),
+        word("cwd", Tag.CWD, optional=True),
+        word("user", Tag.USER, optional=True),
+        number("timeout_ms", Tag.TIMEOUT_MS, optional=True),
+        flag("stdin", Tag.STDIN),
+        number("rows", Tag.PTY_ROWS, 0, PTY_MAX, optional=True),
+        number("cols", Tag.PTY_COLS, 0, PTY_MAX, optional=True),
+    )
+    op_id: bytes
+    kind: int = 0
+    argv: tuple[bytes, ...]
+    env: tuple[bytes, ...] = ()
+    cwd: bytes | None = None
+    user: bytes | None = None
+    timeout_ms: int | None = None
+    stdin: bool = False
+    rows: int | None = None  # both or none: a terminal
+    cols: int | None = None
+
+    def check(self) -> None:
+        """Raises ProtocolError without a program, or with half a terminal."""
+        if not self.argv or (self.rows is None) != (self.cols is None):
+            raise ProtocolError("START without ARG, or with half a terminal")
+
+
+class Started(Message, frozen=True):
+    """exec was reached (pid inside), or a listener listens (pid 0)."""
+
+    CODE = GuestFrame.STARTED
+    PARTS = (number("pid", Tag.PID, 0, PID_MAX, optional=True),)
+    pid: int = 0
+
+
+class Data(Message, frozen=True):
+    """Content of a stream from `offset` on."""
+
+    CODE = GuestFrame.DATA
+    offset: int
+    data: bytes
+
+    def payload(self) -> bytes:
+        """Returns the offset and the content."""
+        return encode_data(0, 0, self.offset, self.data)[16:]
+
+    @classmethod
+    def parse(cls, payload: bytes) -> Self:
+        """Returns the value; raises ProtocolError."""
+        offset = data_offset(payload)
+        if offset > NUMBER_MAX - PAYLOAD_BYTES_MAX:
+            raise ProtocolError(f"DATA at offset {offset}")
+        return cls(offset, payload[8:])
+
+
+class Eof(Message, frozen=True):
+    """The stream ends at `total`."""
+
+    CODE = GuestFrame.EOF
+    PARTS = (number("total", Tag.TOTAL),)
+    total: int
+
+
+class Credit(Message, frozen=True):
+    """The receiver has everything below `offset` and takes up to a window more."""
+
+    CODE = GuestFrame.CREDIT
+    PARTS = (number("offset", Tag.OFFSET),)
+    offset: int
+
+
+class Signal(Message, frozen=True):
+    """A signal to every process of the operation."""
+
+    CODE = GuestFrame.SIGNAL
+    PARTS = (number("signo", Tag.SIGNO, 1, 64),)
+    signo: int
+
+
+class Cancel(Message, frozen=True):
+    """Ends every process of the operation."""
+
+    CODE = GuestFrame.CANCEL
+
+
+class Attach(Message, frozen=True):
+    """Asks for the output again from these offsets on, and for DONE."""
+
+    CODE = GuestFrame.ATTACH
+    PARTS = (
+        number("stdout_total", Tag.STDOUT_TOTAL),
+        number("stderr_total", Tag.STDERR_TOTAL),
+    )
+    stdout_total: int
+    stderr_total: int
+
+
+class Ack(Message, frozen=True):
+    """The result is recorded; the agent may forget it."""
+
+    CODE = GuestFrame.ACK
+
+
+class Resize(Message, frozen=True):
+    """The size of the operation's terminal."""
+
+    CODE = GuestFrame.RESIZE
+    PARTS = (
+        number("rows", Tag.PTY_ROWS, 0, PTY_MAX),
+        number("cols", Tag.PTY_COLS, 0, PTY_MAX),
+    )
+    rows: int
+    cols: int
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """How an operation ended; exactly one of exit_code, signal, error_step is set."""
+
+    CODE = GuestFrame.DONE
+    PARTS: ClassVar[tuple[Part, ...]] = (
+        number("exit_code", Tag.EXIT_CODE, 0, 255, optional=True),
+        number("signal", Tag.SIGNO, 1, 64, optional=True),
+        text("error_step", Tag.ERROR_STEP, STEP_BYTES_MAX, optional=True),
+        number("errno", Tag.ERRNO, 0, ERRNO_MAX, optional=True),
+        flag("timed_out", Tag.TIMED_OUT, optional=True),
+        flag("cancelled", Tag.CANCELLED, optional=True),
+        flag("oom", Tag.OOM, optional=True),
+        number("start_ns", Tag.START_NS, optional=True),
+        number("end_ns", Tag.END_NS, optional=True),
+        number("cpu_us", Tag.CPU_US, optional=True),
+        number("stdout_total", Tag.STDOUT_TOTAL, optional=True),
+        number("stderr_total", Tag.STDERR_TOTAL, optional=True),
+    )
+    exit_code: int | None = None
+    signal: int | None = None
+    error_step: str | None = None
+    errno: int | None = None
+    timed_out: bool = False
+    cancelled: bool = False
+    oom: bool = False
+    start_ns: int = 0
+    end_ns: int = 0
+    cpu_us: int = 0
+    stdout_total: int = 0
+    stderr_total: int = 0
+
+    def check(self) -> None:
+        """Raises ProtocolError unless it says one end, and says it whole."""
+        ends = (self.exit_code is not None) + (self.signal is not None)
+        if ends + (self.error_step is not None) != 1:
+            raise ProtocolError("DONE without exactly one of EXIT_CODE, SIGNO, ERROR_STEP")
+        if (self.errno is None) != (self.error_step is None):
+            raise ProtocolError("DONE with one of ERROR_STEP and ERRNO")
+
+
+class Listen(Message, frozen=True):
+    """Listens on a port of both loopback addresses inside."""
+
+    CODE = GuestFrame.LISTEN
+    PARTS = (number("port", Tag.PORT, 1, 65_535),)
+    port: int
+
+
+class Unlisten(Message, frozen=True):
+    """Ends a listener."""
+
+    CODE = GuestFrame.UNLISTEN
+
+
+class Opened(Message, frozen=True):
+    """A connection was accepted by the listener with this handle."""
+
+    CODE = GuestFrame.OPENED
+    PARTS = (
+        number("handle", Tag.HANDLE, 1, HANDLE_MAX),
+        number("port", Tag.PORT, 1, 65_535),
+    )
+    handle: int
+    port: int
+
+
+class Reset(Message, frozen=True):
+    """Aborts a forwarded connection."""
+
+    CODE = GuestFrame.RESET
+
+
+class Error(Message, frozen=True):
+    """A frame of the host could not be served."""
+
+    CODE = GuestFrame.ERROR
+    PARTS = (
+        number("errno", Tag.ERRNO, 0, ERRNO_MAX),
+        text("step", Tag.ERROR_STEP, STEP_BYTES_MAX, optional=True),
+    )
+    errno: int
+    step: str = ""
+
+
+_BOTH: Final = (Data, Eof, Credit, Reset)
+_HOST: Final = (Hello, Ping, Start, Signal, Cancel, Attach, Ack, Resize, Listen, Unlisten)
+_AGENT: Final = (Welcome, Pong, Started, Done, Opened, Error)
+_FROM_HOST: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_HOST, *_BOTH)}
+_FROM_AGENT: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_AGENT, *_BOTH)}
+_CONNECTION: Final = frozenset(
+    {GuestFrame.HELLO, GuestFrame.WELCOME, GuestFrame.PING, GuestFrame.PONG}
+)
+_CONTENT: Final = frozenset({GuestFrame.DATA, GuestFrame.EOF})
+
+
+def encode(message: Message, generation: int, stream: int) -> bytes:
+    """Returns the message's frame; raises InvalidRequest if a value cannot be sent."""
+    return encode_frame(message.CODE, generation, stream, message.payload())
+
+
+def from_agent(frame: Frame) -> Message:
+    """Returns what the agent said; raises ProtocolError."""
+    return _decode(frame, _FROM_AGENT, outward=True)
+
+
+def from_host(frame: Frame) -> Message:
+    """Returns what the host said; raises ProtocolError."""
+    return _decode(frame, _FROM_HOST, outward=False)
+
+
+def _decode(frame: Frame, table: dict[int, type[Message]], *, outward: bool) -> Message:
+    cls = table.get(frame.type)
+    if cls is None:
+        raise ProtocolError(f"a frame of type {frame.type:#04x}")
+    if not _fits(frame.type, frame.stream, outward=outward):
+        raise ProtocolError(f"{cls.CODE.name} on stream {frame.stream:#x}")
+    if cls.PARTS or cls is Data:
+        return cls.parse(frame.payload)
+    Fields(frame.payload)
+    return cls()
+
+
+def _fits(type_: int, stream: int, *, outward: bool) -> bool:
+    """Returns whether a frame of this type may come on this stream, from the agent if `outward`."""
+    forward, number_, channel = place_of(stream)
+    if type_ == GuestFrame.ERROR:
+        return True
+    if type_ in _CONNECTION:
+        return stream == 0
+    if type_ in (GuestFrame.OPENED, GuestFrame.RESET):
+        return forward and channel == CONTROL
+    if type_ in _CONTENT or type_ == GuestFrame.CREDIT:
+        if not forward and number_ == 0:
+            return False
+        if outward != (type_ in _CONTENT):  # it is about what flows inwards
+            return channel == STDIN
+        return channel == OUTWARD or (channel == STDERR and not forward)
+    return not forward and number_ != 0 and channel == CONTROL

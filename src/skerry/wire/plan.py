@@ -1,0 +1,378 @@
+"""Typed requests to the launcher and its replies (native/PROTOCOL.md, "Launcher").
+
+A request's `encode(request_id)` is one packet; a packet from the launcher is a `Reply` or an
+`Exited` event, told apart by `decode`. Attributes have the page's names in lower case; repeated
+fields are tuples of that name. Plans are complete: the launcher knows neither cgroup versions nor
+policy, only paths, ids and steps.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import msgspec
+
+from skerry.errors import InvalidRequest
+from skerry.wire.fields import Body, Kind, Part, flag, number, several, text
+from skerry.wire.fields import raw as raw_part
+from skerry.wire.frames import (
+    PAYLOAD_BYTES_MAX,
+    LauncherFrame,
+    ProtocolError,
+    Tag,
+    decode_frame,
+    encode_frame,
+)
+
+UID_MAX: Final = (1 << 32) - 2
+PID_MAX: Final = (1 << 31) - 1
+WAIT_STATUS_MAX: Final = 0xFFFF
+ERRNO_MAX: Final = 4095
+NUMBER64_MAX: Final = (1 << 64) - 1
+
+_INSTANCE: Final = text("instance", Tag.INSTANCE)
+_SLOT: Final = number("slot", Tag.SLOT, 0, NUMBER64_MAX)
+_STEPS: Final = several("step", Tag.STEP, Kind.TEXTS)
+
+
+class Request(Body, frozen=True):
+    """Base of all requests; `CODE` is the frame type."""
+
+    CODE: ClassVar[LauncherFrame]
+
+    def encode(self, request_id: int) -> bytes:
+        """Returns the packet; raises InvalidRequest if a value or the whole cannot be sent."""
+        if not 0 < request_id < 1 << 32:
+            raise InvalidRequest(f"request id {request_id} is not within 1..2^32-1")
+        return encode_frame(self.CODE, 0, request_id, self.payload())
+
+
+class Status(Request, frozen=True):
+    """Asks what the launcher is and holds; answered with `StatusReply`."""
+
+    CODE = LauncherFrame.STATUS
+
+
+class LayerMount(Request, frozen=True, kw_only=True):
+    """Mounts a layer; idempotent by id."""
+
+    CODE = LauncherFrame.LAYER_MOUNT
+    PARTS = (
+        text("layer", Tag.LAYER),
+        text("path", Tag.PATH),
+        text("device", Tag.DEVICE, optional=True),
+    )
+    layer: str
+    path: str
+    device: str | None = None
+
+
+class LayerUnmount(Request, frozen=True):
+    """Unmounts a layer; fails with EBUSY while an instance uses it."""
+
+    CODE = LauncherFrame.LAYER_UNMOUNT
+    PARTS = (text("layer", Tag.LAYER),)
+    layer: str
+
+
+class UpperOpen(Request, frozen=True, kw_only=True):
+    """Opens the store of upper directories; answered with `UpperReply`."""
+
+    CODE = LauncherFrame.UPPER_OPEN
+    PARTS = (text("upper", Tag.UPPER), text("path", Tag.PATH))
+    upper: str  # "btrfs", "dir"
+    path: str
+
+
+class SlotMake(Request, frozen=True, kw_only=True):
+    """Makes a slot: its user namespace and what the steps say."""
+
+    CODE = LauncherFrame.SLOT_MAKE
+    PARTS = (
+        _SLOT,
+        number("uid_base", Tag.UID_BASE, 0, UID_MAX),
+        number("owner_uid", Tag.OWNER_UID, 0, UID_MAX),
+        _STEPS,
+    )
+    slot: int
+    uid_base: int
+    owner_uid: int
+    step: tuple[str, ...] = ()
+
+
+class SlotDrop(Request, frozen=True, kw_only=True):
+    """Destroys a slot and does the steps."""
+
+    CODE = LauncherFrame.SLOT_DROP
+    PARTS = (_SLOT, _STEPS)
+    slot: int
+    step: tuple[str, ...] = ()
+
+
+class StartPlan(Request, frozen=True, kw_only=True):
+    """Starts an instance in a slot; answered with `StartReply`."""
+
+    CODE = LauncherFrame.START
+    PARTS = (
+        _INSTANCE,
+        _SLOT,
+        several("layer", Tag.LAYER, Kind.TEXTS),
+        text("hostname", Tag.HOSTNAME),
+        number("disk_bytes", Tag.DISK_BYTES, optional=True),
+        number("shm_bytes", Tag.SHM_BYTES),
+        _STEPS,
+        text("agent_group", Tag.AGENT_GROUP, optional=True),
+        text("work_group", Tag.WORK_GROUP, optional=True),
+        several("tasks", Tag.TASKS, Kind.TEXTS),
+        text("oom_file", Tag.OOM_FILE, optional=True),
+        number("oom_kind", Tag.OOM_KIND, 0, 2),
+        text("socket", Tag.SOCKET),
+        raw_part("config", Tag.CONFIG),
+        text("upper_from", Tag.UPPER_FROM, optional=True),
+    )
+    instance: str
+    slot: int
+    layer: tuple[str, ...]  # ids, lowest first
+    hostname: str
+    disk_bytes: int | None = None  # None or 0: no limit
+    shm_bytes: int
+    step: tuple[str, ...] = ()  # done before the clone
+    agent_group: str | None = None  # cgroup2 directory for the clone
+    work_group: str | None = None  # cgroup2 directory handed as descriptor 6
+    tasks: tuple[str, ...] = ()  # v1 `tasks` files
+    oom_file: str | None = None
+    oom_kind: int = 0  # 0 none, 1 v1 memory.oom_control, 2 v2 memory.events
+    socket: str
+    config: bytes  # AgentConfig.payload(), without tasks and oom
+    upper_from: str | None = None
+
+
+class Stop(Request, frozen=True, kw_only=True):
+    """Ends an instance and leaves nothing of it; answered with `StopReply`."""
+
+    CODE = LauncherFrame.STOP
+    PARTS = (
+        _INSTANCE,
+        several("read", Tag.READ, Kind.TEXTS),
+        _STEPS,
+        flag("keep_upper", Tag.KEEP_UPPER),
+    )
+    instance: str
+    read: tuple[str, ...] = ()  # files whose contents come back
+    step: tuple[str, ...] = ()
+    keep_upper: bool = False
+
+
+class Adopt(Request, frozen=True, kw_only=True):
+    """Gives an instance that outlived a launcher to this one; its slot is not reused."""
+
+    CODE = LauncherFrame.ADOPT
+    PARTS = (
+        _INSTANCE,
+        _SLOT,
+        number("pid", Tag.PID, 1, PID_MAX),
+        text("agent_group", Tag.AGENT_GROUP, optional=True),
+        text("work_group", Tag.WORK_GROUP, optional=True),
+        text("socket", Tag.SOCKET),
+    )
+    instance: str
+    slot: int
+    pid: int
+    agent_group: str | None = None
+    work_group: str | None = None
+    socket: str
+
+
+class Freeze(Request, frozen=True):
+    """Answered when every process of the instance stands still; at most 10 s."""
+
+    CODE = LauncherFrame.FREEZE
+    PARTS = (_INSTANCE,)
+    instance: str
+
+
+class Thaw(Request, frozen=True):
+    """Undoes Freeze."""
+
+    CODE = LauncherFrame.THAW
+    PARTS = (_INSTANCE,)
+    instance: str
+
+
+class UpperDrop(Request, frozen=True):
+    """Deletes an upper that Stop kept."""
+
+    CODE = LauncherFrame.UPPER_DROP
+    PARTS = (_INSTANCE,)
+    instance: str
+
+
+class UpperSnapshot(Request, frozen=True, kw_only=True):
+    """Makes a read-only snapshot, named `text`, beside the uppers."""
+
+    CODE = LauncherFrame.UPPER_SNAPSHOT
+    PARTS = (_INSTANCE, text("text", Tag.TEXT))
+    instance: str
+    text: str
+
+
+class Shutdown(Request, frozen=True):
+    """Stops everything, unmounts and exits; the answer comes first."""
+
+    CODE = LauncherFrame.SHUTDOWN
+
+
+class StatusReply(Body, frozen=True, kw_only=True):
+    """What the launcher is and holds."""
+
+    PARTS = (
+        number("pid", Tag.PID, 1, PID_MAX),
+        number("version", Tag.VERSION),
+        several("instance", Tag.INSTANCE, Kind.TEXTS),
+        several("layer", Tag.LAYER, Kind.TEXTS),
+        several("slot", Tag.SLOT, Kind.NUMBERS),
+        text("upper", Tag.UPPER, optional=True),
+    )
+    pid: int
+    version: int
+    instance: tuple[str, ...] = ()
+    layer: tuple[str, ...] = ()
+    slot: tuple[int, ...] = ()
+    upper: str = ""
+
+
+class UpperReply(Body, frozen=True):
+    """What the store of uppers can do: "quota", "snapshot"."""
+
+    PARTS = (several("feature", Tag.FEATURE, Kind.TEXTS),)
+    feature: tuple[str, ...] = ()
+
+
+class StartReply(Body, frozen=True, kw_only=True):
+    """The instance's first process, as the host sees it, and the time of each stage."""
+
+    PARTS = (
+        number("pid", Tag.PID, 1, PID_MAX),
+        several("step_us", Tag.STEP_US, Kind.TEXTS),
+    )
+    pid: int
+    step_us: tuple[str, ...] = ()  # "name=us"
+
+
+class StopReply(Body, frozen=True, kw_only=True):
+    """How the first process ended, what was read back, and whether the slot may be reused."""
+
+    PARTS: ClassVar[tuple[Part, ...]] = (
+        number("wait_status", Tag.WAIT_STATUS, 0, WAIT_STATUS_MAX),
+        several("read", Tag.READ, Kind.RAWS),
+        flag("slot_clean", Tag.SLOT_CLEAN),
+        text("text", Tag.TEXT, PAYLOAD_BYTES_MAX, optional=True),
+    )
+    wait_status: int
+    read: tuple[bytes, ...] = ()
+    slot_clean: bool
+    text: str | None = None  # why not clean
+
+
+class Failure(Body, frozen=True, kw_only=True):
+    """Why a request failed."""
+
+    PARTS: ClassVar[tuple[Part, ...]] = (
+        text("error_step", Tag.ERROR_STEP, PAYLOAD_BYTES_MAX, optional=True),
+        number("errno", Tag.ERRNO, 0, ERRNO_MAX, optional=True),
+        text("text", Tag.TEXT, PAYLOAD_BYTES_MAX, optional=True),
+    )
+    error_step: str = ""
+    errno: int = 0
+    text: str = ""
+
+
+class Exited(Body, frozen=True, kw_only=True):
+    """Event: an instance's first process ended by itself."""
+
+    PARTS = (_INSTANCE, number("wait_status", Tag.WAIT_STATUS, 0, WAIT_STATUS_MAX))
+    instance: str
+    wait_status: int
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to one request: a failure, or the payload of its success."""
+
+    request_id: int
+    failure: Failure | None
+    payload: bytes = b""
+
+    def status(self) -> StatusReply:
+        """Returns the success of Status; raises ProtocolError."""
+        return StatusReply.parse(self.payload)
+
+    def upper(self) -> UpperReply:
+        """Returns the success of UpperOpen; raises ProtocolError."""
+        return UpperReply.parse(self.payload)
+
+    def start(self) -> StartReply:
+        """Returns the success of StartPlan; raises ProtocolError."""
+        return StartReply.parse(self.payload)
+
+    def stop(self) -> StopReply:
+        """Returns the success of Stop; raises ProtocolError."""
+        return StopReply.parse(self.payload)
+
+
+def decode(packet: bytes) -> Reply | Exited:
+    """Returns what a packet from the launcher says; raises ProtocolError."""
+    frame = decode_frame(packet)
+    if frame.type == LauncherFrame.EXITED and frame.stream == 0:
+        return Exited.parse(frame.payload)
+    if frame.stream != 0 and frame.type == LauncherFrame.OK:
+        return Reply(frame.stream, None, frame.payload)
+    if frame.stream != 0 and frame.type == LauncherFrame.FAIL:
+        return Reply(frame.stream, Failure.parse(frame.payload))
+    raise ProtocolError(f"a packet of type {frame.type:#04x} for request {frame.stream}")
+
+
+class AgentConfig(Body, frozen=True, kw_only=True):
+    """What skerry-init reads from descriptor 7. `tasks` and `oom` are the launcher's to add."""
+
+    PARTS: ClassVar[tuple[Part, ...]] = (
+        number("tasks", Tag.CFG_TASKS, 0, 64, optional=True),
+        number("oom", Tag.CFG_OOM, 0, 2, optional=True),
+        number("peer_uid", Tag.CFG_PEER_UID, 0, UID_MAX),
+        number("nofile", Tag.CFG_NOFILE),
+        several("env", Tag.CFG_ENV, Kind.WORDS),
+        number("exec_deadline_ms", Tag.CFG_EXEC_DEADLINE_MS),
+        number("max_ops", Tag.CFG_MAX_OPS),
+    )
+    tasks: int | None = None
+    oom: int | None = None
+    peer_uid: int
+    nofile: int
+    env: tuple[bytes, ...] = ()  # "K=V", the default environment
+    exec_deadline_ms: int = 10_000
+    max_ops: int = 512
+
+
+def mkdir_step(path: str, mode: int, uid: int = -1) -> str:
+    """Returns a step that makes a directory; `uid` owns it and its cgroup files, -1: root."""
+    if not 0 <= mode <= 0o7777 or not -1 <= uid <= UID_MAX:
+        raise InvalidRequest(f"mkdir {path}: mode {mode:o} or uid {uid} is out of bounds")
+    return f"mkdir {_step_path(path)} {mode:o} {uid}"
+
+
+def rmdir_step(path: str) -> str:
+    """Returns a step that removes an empty directory."""
+    return f"rmdir {_step_path(path)}"
+
+
+def write_step(path: str, value: str) -> str:
+    """Returns a step that writes a value to a file."""
+    if "\n" in value or "\0" in value:
+        raise InvalidRequest(f"write {path}: a value holds a newline or a NUL")
+    return f"write {_step_path(path)} {value}"
+
+
+def _step_path(path: str) -> str:
+    parts = path.split("/")
+    if not path.startswith("/") or ".." in parts or any(c.isspace() or c == "\0" for c in path):
+        raise InvalidRequest(f"{path!r} cannot be the path of a step")
+    return path
