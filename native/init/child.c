@@ -1,0 +1,275 @@
+/* The child between fork and exec. It runs in a copy of the agent's memory: START's fields are
+ * turned into argv and environ in place, nothing is allocated, and every step that fails is named
+ * over the status pipe. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include "creds.h"
+#include "init.h"
+
+enum { STRINGS_MAX = FRAME_PAYLOAD_MAX / 5 + 16, TEXT_MAX = 4096 };
+
+static const char default_path[] =
+	"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/* One more in front: a script without "#!" is run as "sh SCRIPT ARG...". */
+static char *argv_room[STRINGS_MAX + 2];
+static char **const argv = argv_room + 1;
+static char *envp[STRINGS_MAX * 2];
+static size_t argc, envc;
+static char cwd[TEXT_MAX], user[USERDB_NAME * 2];
+
+void child_fail(int status, enum step step, int error)
+{
+	struct report r = {.step = step, .error = error < 0 ? -error : error};
+
+	(void)!write(status, &r, sizeof(r));
+	_exit(127);
+}
+
+/* The text of a field, terminated where it lies: one byte to the left, over its own header. */
+static char *text_in_place(const struct field *f)
+{
+	char *text = (char *)(uintptr_t)f->bytes - 1;
+
+	memmove(text, f->bytes, f->length);
+	text[f->length] = 0;
+	return text;
+}
+
+static bool env_has(const char *entry)
+{
+	size_t n = strcspn(entry, "=") + 1;
+
+	for (size_t i = 0; i < envc; i++)
+		if (!strncmp(envp[i], entry, n))
+			return true;
+	return false;
+}
+
+static void env_default(char *entry)
+{
+	if (envc + 1 < sizeof(envp) / sizeof(envp[0]) && !env_has(entry))
+		envp[envc++] = entry;
+}
+
+static void fields_take(const struct launch *l)
+{
+	struct fields it = fields_of(l->payload, l->length);
+	struct field f;
+	int error = 0;
+
+	while (!error && fields_next(&it, &f) > 0) {
+		if (f.tag == T_ARG && argc < STRINGS_MAX)
+			argv[argc++] = text_in_place(&f);
+		else if (f.tag == T_ENV && envc < STRINGS_MAX)
+			envp[envc++] = text_in_place(&f);
+		else if (f.tag == T_CWD)
+			error = field_text(&f, cwd, sizeof(cwd));
+		else if (f.tag == T_USER && field_text(&f, user, sizeof(user)))
+			child_fail(l->status, STEP_USER, EINVAL);
+	}
+	if (error)
+		child_fail(l->status, STEP_CWD, error);
+	it = fields_of(config.fields, config.fields_size);
+	while (fields_next(&it, &f) > 0)
+		if (f.tag == T_CFG_ENV)
+			env_default(text_in_place(&f));
+}
+
+static void env_of_user(const struct identity *who)
+{
+	static char home[USERDB_PATH + 8], shell[USERDB_PATH + 8];
+	static char name[USERDB_NAME + 8], logname[USERDB_NAME + 8];
+
+	strcat(strcpy(home, "HOME="), who->home);
+	strcat(strcpy(shell, "SHELL="), who->shell);
+	strcat(strcpy(name, "USER="), who->name);
+	strcat(strcpy(logname, "LOGNAME="), who->name);
+	env_default(home);
+	env_default(shell);
+	env_default(name);
+	env_default(logname);
+	env_default((char *)(uintptr_t)default_path);
+}
+
+/* Limits of the sandbox apply from here on: groups are entered while it costs nobody else. The
+ * kernel looks at who opened the files (root), not at who writes. */
+static void groups_enter(const struct launch *l)
+{
+	for (uint32_t i = 0; i < config.tasks; i++)
+		if (write(FD_TASKS + (int)i, "0", 1) != 1)
+			child_fail(l->status, STEP_FORK, errno);
+	if (l->group >= 0) {
+		int fd = openat(l->group, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+
+		if (fd < 0 || write(fd, "0", 1) != 1)
+			child_fail(l->status, STEP_FORK, errno);
+		close(fd);
+	}
+}
+
+static void nofile_set(void)
+{
+	struct rlimit limit;
+
+	if (!config.nofile || getrlimit(RLIMIT_NOFILE, &limit))
+		return;
+	if (config.nofile < limit.rlim_max)
+		limit.rlim_max = config.nofile;
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static void master_send(int status, int master)
+{
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control = {.room = {0}};
+	struct report r = {.step = STEP_MASTER};
+	struct iovec v = {.iov_base = &r, .iov_len = sizeof(r)};
+	struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control.room,
+			   .msg_controllen = sizeof(control.room)};
+
+	control.head.cmsg_level = SOL_SOCKET;
+	control.head.cmsg_type = SCM_RIGHTS;
+	control.head.cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(&control.head), &master, sizeof(int));
+	if (sendmsg(status, &m, 0) < 0)
+		child_fail(status, STEP_PTY, errno);
+}
+
+/* Opened after the change of user: so the slave belongs to the one who uses it. */
+static void terminal_open(const struct launch *l)
+{
+	struct winsize size = {.ws_row = l->rows, .ws_col = l->cols};
+	int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+	int unlock = 0, slave;
+
+	if (master < 0)
+		child_fail(l->status, STEP_PTY, errno);
+	if (ioctl(master, TIOCSPTLCK, &unlock) || ioctl(master, TIOCSWINSZ, &size))
+		child_fail(l->status, STEP_PTY, errno);
+	slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY);
+	if (slave < 0)
+		child_fail(l->status, STEP_PTY, errno);
+	if (ioctl(slave, TIOCSCTTY, 0))
+		child_fail(l->status, STEP_PTY, errno);
+	master_send(l->status, master);
+	dup2(slave, 0);
+	dup2(slave, 1);
+	dup2(slave, 2);
+}
+
+static void stdio_set(const struct launch *l)
+{
+	if (l->pty)
+		return;
+	if ((l->in >= 0 && dup2(l->in, 0) < 0) || (l->out >= 0 && dup2(l->out, 1) < 0) ||
+	    (l->err >= 0 && dup2(l->err, 2) < 0))
+		child_fail(l->status, STEP_FORK, errno);
+}
+
+static int exec_one(char *path)
+{
+	execve(path, argv, envp);
+	if (errno == ENOEXEC) { /* as shells and execvp do */
+		char *first = argv[0];
+
+		argv_room[0] = (char *)(uintptr_t)"sh";
+		argv[0] = path;
+		execve("/bin/sh", argv_room, envp);
+		argv[0] = first;
+		return ENOEXEC;
+	}
+	return errno;
+}
+
+/* Along the command's own PATH; a program that may not be executed counts only if none may. */
+static int exec_search(void)
+{
+	static char path[TEXT_MAX];
+	size_t name = strlen(argv[0]);
+	const char *dirs = default_path + 5;
+	int error = ENOENT;
+
+	if (!name || strchr(argv[0], '/'))
+		return name ? exec_one(argv[0]) : ENOENT;
+	for (size_t i = 0; i < envc; i++)
+		if (!strncmp(envp[i], "PATH=", 5))
+			dirs = envp[i] + 5;
+	for (;; dirs++) {
+		size_t n = strcspn(dirs, ":");
+
+		if (n + name + 3 <= sizeof(path)) {
+			int failed;
+
+			memcpy(path, n ? dirs : ".", n ? n : 1);
+			strcpy(path + (n ? n : 1), "/");
+			strcat(path, argv[0]);
+			failed = exec_one(path);
+			if (failed == EACCES)
+				error = EACCES;
+			else if (failed != ENOENT && failed != ENOTDIR)
+				return failed;
+		}
+		dirs += n;
+		if (!*dirs)
+			return error;
+	}
+}
+
+static void helper_exec(const struct launch *l)
+{
+	static char *none[] = {NULL};
+
+	argv_room[0] = (char *)(uintptr_t)"skerry-file";
+	syscall(SYS_execveat, FD_IMAGE, "", argv_room, none, 0x1000 /* AT_EMPTY_PATH */);
+	child_fail(l->status, STEP_EXEC, errno);
+}
+
+void child_run(const struct launch *l)
+{
+	static struct identity who;
+	struct report ready = {.step = STEP_EXECUTING};
+	sigset_t none;
+	int error;
+
+	groups_enter(l);
+	setsid();
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	fields_take(l);
+	error = creds_enter_userns();
+	if (error)
+		child_fail(l->status, STEP_FORK, error);
+	error = identity_resolve(*user ? user : "0:0", &who);
+	if (!error)
+		error = creds_become(&who);
+	if (error)
+		child_fail(l->status, STEP_USER, error);
+	nofile_set();
+	if (l->pty)
+		terminal_open(l);
+	if (chdir(*cwd ? cwd : "/"))
+		child_fail(l->status, STEP_CWD, errno);
+	stdio_set(l);
+	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
+	env_of_user(&who);
+	if (write(l->status, &ready, sizeof(ready)) != sizeof(ready))
+		_exit(127);
+	if (l->kind)
+		helper_exec(l);
+	error = argc ? exec_search() : EINVAL;
+	child_fail(l->status, error == E2BIG ? STEP_ARGS : STEP_EXEC, error);
+}

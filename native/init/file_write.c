@@ -1,0 +1,170 @@
+/* read and write of one file. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "file.h"
+
+enum { NAME_TRIES = 16, NOREPLACE = 1 /* RENAME_NOREPLACE */ };
+
+void file_read(char **argv)
+{
+	uint64_t offset = number_parse(argv[2], 10, INT64_MAX), left = UINT64_MAX;
+	int fd = open(argv[1], O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	struct stat st;
+
+	if (fd < 0)
+		file_fail(errno, "open");
+	if (strcmp(argv[3], "-1"))
+		left = number_parse(argv[3], 10, INT64_MAX);
+	if (fstat(fd, &st))
+		file_fail(errno, "stat");
+	if (S_ISDIR(st.st_mode))
+		file_fail(EISDIR, "open");
+	/* A FIFO or a terminal would never say that it is at its end. */
+	if (!S_ISREG(st.st_mode))
+		file_fail(EINVAL, "type");
+	while (left) {
+		size_t want = left < FILE_BUFFER ? (size_t)left : FILE_BUFFER;
+		ssize_t n = pread(fd, file_buffer, want, (off_t)offset);
+
+		if (n < 0)
+			file_fail(errno, "read");
+		if (!n)
+			break;
+		write_all(1, file_buffer, (size_t)n, "stdout");
+		offset += (uint64_t)n;
+		left -= (uint64_t)n;
+	}
+}
+
+static void content_take(int fd)
+{
+	size_t n;
+
+	while ((n = in_some(file_buffer, FILE_BUFFER)))
+		write_all(fd, file_buffer, n, "write");
+}
+
+static void record_of(int dir, const char *name, const char *shown)
+{
+	struct stat st;
+
+	if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW))
+		file_fail(errno, "stat");
+	record_put(dir, name, shown, &st);
+	out_flush();
+}
+
+static void append(int dir, const char *name, mode_t mode)
+{
+	struct stat st;
+	int fd = openat(dir, name, O_WRONLY | O_APPEND | O_CREAT | O_NONBLOCK | O_NOCTTY | O_CLOEXEC,
+			mode);
+
+	if (fd < 0)
+		file_fail(errno, "open");
+	if (fstat(fd, &st) || !S_ISREG(st.st_mode))
+		file_fail(EINVAL, "type");
+	content_take(fd);
+	close(fd);
+}
+
+/* A name that nothing else has; it is never followed, so guessing it helps nobody. */
+static int temporary_open(int dir, char name[32])
+{
+	static const char start[] = ".skerry-";
+	uint64_t value = (uint64_t)getpid() * 1000003u;
+
+	memcpy(name, start, sizeof(start));
+	for (int i = 0; i < NAME_TRIES; i++) {
+		int fd;
+
+		name[sizeof(start) - 1 + number_text(name + sizeof(start) - 1, value + (uint64_t)i, 8, 8)] = 0;
+		fd = openat(dir, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+		if (fd >= 0 || errno != EEXIST)
+			return fd;
+	}
+	return -1;
+}
+
+/* A mount on a single file cannot be replaced: its content is. */
+static void copy_over(int from, int dir, const char *name)
+{
+	int to = openat(dir, name, O_WRONLY | O_TRUNC | O_NOFOLLOW | O_CLOEXEC);
+	off_t at = 0;
+	ssize_t n;
+
+	if (to < 0)
+		file_fail(errno, "open");
+	while ((n = pread(from, file_buffer, FILE_BUFFER, at)) > 0) {
+		write_all(to, file_buffer, (size_t)n, "write");
+		at += n;
+	}
+	if (n < 0)
+		file_fail(errno, "read");
+	close(to);
+}
+
+static void replace(int dir, const char *name, mode_t mode, bool exclusive, const struct stat *old)
+{
+	char temporary[32];
+	int fd = temporary_open(dir, temporary), error = 0;
+
+	if (fd < 0)
+		file_fail(errno, "create");
+	content_take(fd);
+	/* A file that root writes for its owner stays the owner's. */
+	if (old && (old->st_uid != geteuid() || old->st_gid != getegid()))
+		(void)!fchown(fd, old->st_uid, old->st_gid);
+	if (fchmod(fd, mode))
+		error = errno;
+	if (!error && syscall(SYS_renameat2, dir, temporary, dir, name, exclusive ? NOREPLACE : 0))
+		error = errno;
+	if (error == EBUSY && !exclusive) {
+		copy_over(fd, dir, name);
+		unlinkat(dir, temporary, 0);
+		error = 0;
+	}
+	if (error) {
+		unlinkat(dir, temporary, 0);
+		file_fail(error, "rename");
+	}
+	close(fd);
+}
+
+/* write PATH MODE FLAGS */
+void file_write(char **argv)
+{
+	static char resolved[PATH_MAX];
+	mode_t mode = (mode_t)number_parse(argv[2], 8, 07777);
+	bool exclusive = strchr(argv[3], 'x') != NULL, exists;
+	char *path = argv[1];
+	const char *name;
+	struct stat st;
+	int dir = parent_open(path, &name, strchr(argv[3], 'p') != NULL);
+
+	exists = !fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW);
+	if (exists && exclusive)
+		file_fail(EEXIST, "create");
+	if (exists && S_ISLNK(st.st_mode)) {
+		/* The link stays; what it names is written. */
+		if (!realpath(path, resolved))
+			file_fail(errno, "link");
+		path = resolved;
+		dir = parent_open(path, &name, false);
+		exists = !fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW);
+	}
+	if (exists && !S_ISREG(st.st_mode))
+		file_fail(S_ISDIR(st.st_mode) ? EISDIR : EINVAL, "type");
+	if (strchr(argv[3], 'a'))
+		append(dir, name, mode);
+	else
+		replace(dir, name, mode, exclusive, exists ? &st : NULL);
+	record_of(dir, name, argv[1]);
+}

@@ -1,0 +1,277 @@
+/* cgroup2 groups: one an operation, so that no descendant escapes a signal or a kill. */
+#include "init.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { STALE_MAX = 4096, SEEN_MAX = 8192, ROUNDS = 8, RETRY_MS = 100, NAME_SIZE = 16 };
+
+/* Groups whose leader has ended while daemons live on. */
+static uint32_t stale[STALE_MAX];
+static uint32_t stale_count;
+static uint64_t retry_at = NEVER;
+
+/* "c" and the handle: handles are never used twice in the life of an instance. */
+static void group_name(char out[NAME_SIZE], uint32_t handle)
+{
+	char digits[NAME_SIZE];
+	int n = 0;
+
+	do
+		digits[n++] = (char)('0' + handle % 10);
+	while (handle /= 10);
+	*out++ = 'c';
+	while (n)
+		*out++ = digits[--n];
+	*out = 0;
+}
+
+int group_make(uint32_t handle)
+{
+	char name[NAME_SIZE];
+
+	if (!config.has_group)
+		return -1;
+	group_name(name, handle);
+	if (mkdirat(FD_GROUP, name, 0755) && errno != EEXIST)
+		return -1;
+	return openat(FD_GROUP, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+static bool file_write(int dir, const char *name, const char *text)
+{
+	int fd = openat(dir, name, O_WRONLY | O_CLOEXEC);
+	bool ok;
+
+	if (fd < 0)
+		return false;
+	ok = write(fd, text, strlen(text)) > 0;
+	close(fd);
+	return ok;
+}
+
+void group_kill(uint32_t handle, int group)
+{
+	/* Kernels before 5.14 have no cgroup.kill: op.c asks again until the group is empty. */
+	if (group >= 0 && !file_write(group, "cgroup.kill", "1"))
+		group_signal(handle, group, SIGKILL);
+}
+
+bool group_populated(int group)
+{
+	char text[128];
+	int fd = openat(group, "cgroup.events", O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	if (fd < 0)
+		return false;
+	n = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	text[n > 0 ? n : 0] = 0;
+	return strstr(text, "populated 1") != NULL;
+}
+
+/* Process ids in the group; a longer list is cut at max. */
+static size_t group_pids(int group, pid_t *out, size_t max)
+{
+	int fd = openat(group, "cgroup.procs", O_RDONLY | O_CLOEXEC);
+	char text[1024];
+	size_t count = 0;
+	pid_t pid = 0;
+	ssize_t n;
+
+	if (fd < 0)
+		return 0;
+	while ((n = read(fd, text, sizeof(text))) > 0) {
+		for (ssize_t i = 0; i < n; i++) {
+			if (text[i] >= '0' && text[i] <= '9') {
+				pid = pid * 10 + (text[i] - '0');
+			} else if (pid) {
+				if (count < max)
+					out[count++] = pid;
+				pid = 0;
+			}
+		}
+	}
+	close(fd);
+	return count;
+}
+
+/* "/proc/PID/FILE" read into text, which is terminated; false if it is gone. */
+static bool proc_read(pid_t pid, const char *file, char *text, size_t size)
+{
+	char path[32] = "/proc/", name[NAME_SIZE];
+	ssize_t n = -1;
+	int fd;
+
+	group_name(name, (uint32_t)pid);
+	strcat(path, name + 1);
+	strcat(path, file);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	n = read(fd, text, size - 1);
+	close(fd);
+	text[n > 0 ? n : 0] = 0;
+	return n > 0;
+}
+
+static bool pid_in_group(pid_t pid, const char *name)
+{
+	char text[1024], *line, *slash;
+
+	if (!proc_read(pid, "/cgroup", text, sizeof(text)))
+		return false;
+	line = strstr(text, "0::");
+	if (!line)
+		return false;
+	line[strcspn(line, "\n")] = 0;
+	slash = strrchr(line, '/');
+	return slash && !strcmp(slash + 1, name);
+}
+
+/* The descriptor pins the process before its membership is checked: a number that was reused
+ * meanwhile is not signalled. */
+static void signal_member(pid_t pid, const char *name, int signo)
+{
+	int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+
+	if (fd < 0)
+		return;
+	if (pid_in_group(pid, name))
+		syscall(SYS_pidfd_send_signal, fd, signo, NULL, 0);
+	close(fd);
+}
+
+void group_signal(uint32_t handle, int group, int signo)
+{
+	static pid_t seen[SEEN_MAX], pids[SEEN_MAX];
+	size_t known = 0;
+	char name[NAME_SIZE];
+
+	group_name(name, handle);
+	for (int round = 0; round < ROUNDS; round++) {
+		size_t n = group_pids(group, pids, SEEN_MAX), before = known;
+
+		for (size_t i = 0; i < n && known < SEEN_MAX; i++) {
+			size_t k = 0;
+
+			while (k < known && seen[k] != pids[i])
+				k++;
+			if (k < known)
+				continue;
+			seen[known++] = pids[i];
+			signal_member(pids[i], name, signo);
+		}
+		if (known == before)
+			return; /* nobody was forked since the last look */
+	}
+}
+
+static bool group_remove(uint32_t handle)
+{
+	char name[NAME_SIZE];
+
+	group_name(name, handle);
+	return !unlinkat(FD_GROUP, name, AT_REMOVEDIR) || errno == ENOENT;
+}
+
+void group_release(uint32_t handle, int group)
+{
+	if (group < 0)
+		return;
+	close(group);
+	/* A full table leaves the group to the launcher, which removes the whole tree. */
+	if (!group_remove(handle) && stale_count < STALE_MAX)
+		stale[stale_count++] = handle;
+}
+
+/* A group empties when its last process ends, and orphans end as our children. */
+void group_child_ended(void)
+{
+	if (stale_count && retry_at == NEVER)
+		retry_at = now_ms() + RETRY_MS;
+}
+
+uint64_t group_retry_at(void)
+{
+	return retry_at;
+}
+
+void group_retry(void)
+{
+	uint32_t kept = 0;
+
+	retry_at = NEVER;
+	for (uint32_t i = 0; i < stale_count; i++)
+		if (!group_remove(stale[i]))
+			stale[kept++] = stale[i];
+	stale_count = kept;
+}
+
+/* --- without groups ------------------------------------------------------------------------- */
+
+/* Parent and session of a process; the name in the file may hold any character. */
+static bool proc_parents(pid_t pid, pid_t *parent, pid_t *session)
+{
+	char text[512], *p;
+
+	if (!proc_read(pid, "/stat", text, sizeof(text)) || !(p = strrchr(text, ')')))
+		return false;
+	if (strlen(p) < 4)
+		return false;
+	*parent = (pid_t)strtol(p + 4, &p, 10);
+	strtol(p, &p, 10); /* process group */
+	*session = (pid_t)strtol(p, &p, 10);
+	return true;
+}
+
+/* Descendants have higher numbers than their parents until numbers wrap: one pass in order finds
+ * nearly all, and callers repeat it. What was orphaned into another session is not found: this is
+ * the best that can be done without a group. */
+static bool session_walk(pid_t leader, int signo)
+{
+	static pid_t members[SEEN_MAX];
+	size_t count = 0;
+	struct dirent *entry;
+	DIR *dir = opendir("/proc");
+	bool found = false;
+
+	while (dir && (entry = readdir(dir))) {
+		pid_t pid = (pid_t)strtol(entry->d_name, NULL, 10), parent, session;
+		bool member;
+
+		if (pid <= 1 || !proc_parents(pid, &parent, &session))
+			continue;
+		member = pid == leader || session == leader;
+		for (size_t i = 0; i < count && !member; i++)
+			member = members[i] == parent;
+		if (!member)
+			continue;
+		found = true;
+		if (count < SEEN_MAX)
+			members[count++] = pid;
+		if (signo)
+			kill(pid, signo);
+	}
+	if (dir)
+		closedir(dir);
+	return found;
+}
+
+void session_signal(pid_t leader, int signo)
+{
+	session_walk(leader, signo);
+}
+
+bool session_alive(pid_t leader)
+{
+	return session_walk(leader, 0);
+}

@@ -1,0 +1,266 @@
+/* skerry-init: the guest agent, PID 1 of a sandbox. One thread, one epoll loop.
+ *
+ *	main.c      start: descriptors, configuration, signals      loop.c    epoll, clocks, timers
+ *	conn.c      connections, HELLO, receiving                   send.c    what is sent, in which order
+ *	dispatch.c  a received frame -> the part it concerns        op.c, start.c  operations: START to DONE
+ *	child.c     the child between fork and exec                 creds.c   its privileges
+ *	userdb.c    passwd and group parser (no agent state)        group.c   cgroup2 groups, signals
+ *	ring.c      ring buffers (no agent state)                   stream.c  descriptor <-> ring
+ *	forward.c   reverse forwards                                file*.c, tree*.c, tar.c: the file helper
+ *
+ * Everything that a peer or the sandbox can make grow is a fixed table or a fixed window.
+ */
+#ifndef SKERRY_INIT_H
+#define SKERRY_INIT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "frames.h"
+#include "protocol.h"
+#include "ring.h"
+
+enum {
+	OPS_LIMIT = 768, /* WELCOME names all operations in one frame: 78 bytes each */
+	OPS_DEFAULT = 256,
+	OP_ID_SIZE = 16,
+	NONCE_SIZE = 16,
+	FINISHED_IDS = 1024,
+	HELLO_MS = 5000,
+	EXEC_DEADLINE_MS = 10000,
+	HANDLE_MAX = (1 << 29) - 1,
+};
+
+#define FORWARD_BIT 0x80000000u
+#define AGENT_VERSION "0.1.0"
+#define NEVER UINT64_MAX
+#define container_of(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
+
+/* --- loop.c ------------------------------------------------------------------------------- */
+
+/* A descriptor in the epoll set. Invariant: events is 0 iff epoll does not know fd: a full pipe is
+ * taken out, since epoll reports hang-ups even to those who ask for nothing. Handlers must survive
+ * being called for nothing: a source may be closed and opened again within one batch of events. */
+struct source {
+	int fd; /* -1: closed */
+	uint32_t events;
+	void (*ready)(struct source *src, uint32_t events);
+};
+
+void source_open(struct source *src, int fd, void (*ready)(struct source *, uint32_t));
+void source_watch(struct source *src, uint32_t events);
+/* Takes the descriptor out of the set and gives it to the caller. */
+int source_take(struct source *src);
+void source_close(struct source *src);
+uint64_t now_ms(void);
+uint64_t realtime_ns(void);
+void loop_init(void);
+void loop_run(void) __attribute__((noreturn));
+
+/* --- main.c ------------------------------------------------------------------------------- */
+
+struct config {
+	uint32_t tasks; /* descriptors from FD_TASKS on */
+	int oom_fd;	/* -1: none */
+	uid_t peer_uid;
+	uint64_t nofile;
+	uint64_t exec_deadline_ms;
+	uint32_t max_ops;
+	bool has_group;
+	uint8_t *fields; /* the received fields, kept for CFG_ENV */
+	size_t fields_size;
+};
+extern struct config config;
+
+/* --- stream.c: between a descriptor and the host -------------------------------------------- */
+
+/* Bytes from the sandbox to the host. Invariant: ring.base <= sent <= ring.end. */
+struct outlet {
+	struct source src;
+	struct ring ring;
+	uint64_t sent;
+	int64_t drain; /* bytes still to take after the leader's end; -1 while it lives */
+	bool eof, eof_sent, failed;
+};
+
+/* Bytes from the host to the sandbox. ring.base counts what the sandbox's side has taken. */
+enum inlet_kind { INLET_PIPE, INLET_PTY, INLET_SOCKET };
+struct inlet {
+	struct source src;
+	struct ring ring;
+	uint64_t credited;
+	enum inlet_kind kind;
+	bool eof, finished, broken, credit_due, broken_due;
+};
+
+void outlet_open(struct outlet *o, int fd, void (*ready)(struct source *, uint32_t));
+void outlet_read(struct outlet *o, uint32_t events);
+void outlet_drain(struct outlet *o, bool pty);
+/* The host has everything below offset. -EPROTO if that was never sent or is no longer here. */
+int outlet_credit(struct outlet *o, uint64_t offset);
+int outlet_rewind(struct outlet *o, uint64_t offset);
+void outlet_close(struct outlet *o);
+
+void inlet_open(struct inlet *in, int fd, enum inlet_kind kind,
+		void (*ready)(struct source *, uint32_t));
+int inlet_data(struct inlet *in, const uint8_t *payload, size_t length);
+int inlet_eof(struct inlet *in, uint64_t total);
+void inlet_write(struct inlet *in);
+void inlet_close(struct inlet *in);
+/* Keeps a pipe that daemons still hold, and throws away what they write. */
+void discard_keep(int fd);
+
+/* --- group.c ------------------------------------------------------------------------------- */
+
+/* A directory descriptor of a fresh group below FD_GROUP, or -1: none. */
+int group_make(uint32_t handle);
+void group_kill(uint32_t handle, int group);
+bool group_populated(int group);
+/* To every process of the group, each once; children forked meanwhile included. */
+void group_signal(uint32_t handle, int group, int signo);
+/* Closes and removes the group; one that daemons still live in is removed when they have ended. */
+void group_release(uint32_t handle, int group);
+void group_retry(void);
+uint64_t group_retry_at(void);
+void group_child_ended(void);
+/* Without a group: the leader's session and what descends from it. */
+void session_signal(pid_t leader, int signo);
+bool session_alive(pid_t leader);
+
+/* --- op.c ----------------------------------------------------------------------------------- */
+
+enum op_state {
+	OP_FREE,
+	OP_STARTING, /* forked; exec not yet reached */
+	OP_RUNNING,
+	OP_ENDED, /* the leader is reaped (or never was); output is being drained */
+	OP_DONE,  /* the result is complete; the operation waits for ACK */
+};
+
+struct op {
+	enum op_state state;
+	uint32_t handle;
+	uint8_t id[OP_ID_SIZE];
+	pid_t pid;
+	int group;
+	bool pty;
+	uint16_t rows, cols;
+	struct source status; /* step reports of the child until exec */
+	struct inlet in;
+	struct outlet out[2];
+	uint64_t exec_by, kill_by, kill_again, kill_until; /* now_ms() times, NEVER if unset */
+	uint64_t start_ns, end_ns, cpu_us, oom_before;
+	int wait_status;
+	bool exec_ready; /* the child said that only exec is left */
+	bool timed_out, cancelled, oom, killed;
+	const char *fail_step; /* why exec was not reached */
+	int fail_errno;
+	bool attached;	  /* the present connection wants this operation's frames */
+	bool started, started_due; /* exec was reached; STARTED is to be sent */
+	bool done_sent;
+};
+
+extern struct op ops[OPS_LIMIT];
+extern uint32_t ops_high; /* no slot at or above is in use */
+
+struct op *op_find(uint32_t handle);
+/* A slot, or NULL: too many operations. */
+struct op *op_new(uint32_t handle, const uint8_t *id);
+/* The leader has ended, or never was. */
+void op_end(struct op *op);
+uint64_t oom_count(void);
+/* start.c: 0, or an errno value with *step: the frame is refused. */
+int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step);
+void op_cancel(struct op *op);
+int op_signal(struct op *op, int signo);
+void op_forget(struct op *op);
+void op_settle(struct op *op);
+void op_detach_all(void);
+void op_child_ended(pid_t pid, int status, uint64_t cpu_us);
+void op_timers(uint64_t now);
+uint64_t op_next_timer(void);
+void op_resize(struct op *op);
+bool op_id_known(const uint8_t *id);
+
+/* --- child.c (privileges: creds.h) ------------------------------------------------------------ */
+
+/* What the child reports: one record of 8 bytes per event. */
+enum step {
+	STEP_EXECUTING = 1, /* only exec is left: end of file from here on means that it worked */
+	STEP_MASTER,	    /* carries the terminal's master descriptor */
+	STEP_FORK,
+	STEP_USER,
+	STEP_CWD,
+	STEP_EXEC,
+	STEP_ARGS,
+	STEP_PTY,
+	STEP_COUNT,
+};
+struct report {
+	uint32_t step;
+	int32_t error;
+};
+extern const char *const step_names[STEP_COUNT];
+
+struct launch {
+	uint8_t *payload; /* START's fields: the child builds argv and environ inside them */
+	size_t length;
+	int status, in, out, err; /* -1: leave the agent's /dev/null */
+	int group;		  /* to be entered by the child, or -1 */
+	uint64_t kind;
+	bool pty;
+	uint16_t rows, cols;
+};
+void child_run(const struct launch *l) __attribute__((noreturn));
+void child_fail(int status, enum step step, int error) __attribute__((noreturn));
+
+/* --- conn.c, send.c, dispatch.c --------------------------------------------------------------- */
+
+struct conn {
+	struct source src;
+	uint32_t generation;
+};
+extern struct conn conn;
+
+void conn_init(void);
+void conn_close(void);
+void conn_timers(uint64_t now);
+uint64_t conn_next_timer(void);
+
+/* Forgets what was queued for an older conversation; WELCOME comes first in the new one. */
+void send_begin(const uint8_t nonce[NONCE_SIZE], bool same_transport);
+/* Queues an answer; false if the host does not read its answers and must be dropped.
+ * G_ERROR and G_DONE carry error and step, G_STARTED the agent's pid, G_PONG the token. */
+bool send_reply(uint8_t type, uint32_t stream, int error, const char *step);
+bool send_pong(const struct field *token);
+bool send_offset(uint8_t type, uint32_t stream, uint64_t offset);
+void send_pump(void);
+/* Appends a frame; false if there is no room for it now. */
+bool send_frame(uint8_t type, uint32_t stream, const struct builder *b);
+
+/* 0, or -EPROTO: the connection must be closed. */
+int dispatch(const struct frame *f, uint8_t *payload);
+
+/* --- forward.c -------------------------------------------------------------------------------- */
+
+/* 0 or an errno value. */
+int forward_listen(uint32_t handle, uint16_t port);
+bool forward_unlisten(uint32_t handle);
+int forward_frame(const struct frame *f, const uint8_t *payload);
+/* The connection is gone: what was under way to it cannot be known. */
+void forward_reset_all(void);
+/* Sends the control frames that are due; false when the room ran out. */
+bool forward_control(void);
+/* Streams of forwards in the round robin, by index. */
+uint32_t forward_streams(void);
+struct outlet *forward_outlet(uint32_t index, uint32_t *stream);
+void forward_settle(uint32_t index);
+
+/* --- file.c ------------------------------------------------------------------------------------ */
+
+int file_main(int argc, char **argv);
+
+#endif

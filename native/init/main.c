@@ -1,0 +1,124 @@
+/* Start: what the launcher's child handed over (PROTOCOL.md), and the mode of work. */
+#include "init.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { CONFIG_MAX = 1 << 16, TASKS_MAX = 16 };
+
+struct config config;
+
+static int config_field(const struct field *f, uint64_t *oom)
+{
+	uint64_t value = 0;
+
+	if (f->tag != T_CFG_ENV && f->tag >= T_CFG_TASKS && f->tag <= T_CFG_MAX_OPS &&
+	    field_u64(f, &value))
+		return -EPROTO;
+	switch (f->tag) {
+	case T_CFG_TASKS:
+		config.tasks = (uint32_t)value;
+		return value <= TASKS_MAX ? 0 : -EPROTO;
+	case T_CFG_OOM:
+		*oom = value;
+		break;
+	case T_CFG_PEER_UID:
+		config.peer_uid = (uid_t)value;
+		break;
+	case T_CFG_NOFILE:
+		config.nofile = value;
+		break;
+	case T_CFG_EXEC_DEADLINE_MS:
+		config.exec_deadline_ms = value;
+		break;
+	case T_CFG_MAX_OPS:
+		config.max_ops = value < OPS_LIMIT ? (uint32_t)value : OPS_LIMIT;
+		break;
+	}
+	return 0;
+}
+
+static int config_read(int fd)
+{
+	uint8_t *bytes = malloc(CONFIG_MAX);
+	struct fields it;
+	struct field f;
+	size_t used = 0;
+	uint64_t oom = 0;
+	ssize_t n;
+	int more;
+
+	if (!bytes)
+		return -ENOMEM;
+	while (used < CONFIG_MAX && (n = read(fd, bytes + used, CONFIG_MAX - used)) > 0)
+		used += (size_t)n;
+	close(fd);
+	config = (struct config){.oom_fd = -1, .exec_deadline_ms = EXEC_DEADLINE_MS,
+				 .max_ops = OPS_DEFAULT, .fields_size = used};
+	config.fields = realloc(bytes, used ? used : 1);
+	if (!config.fields)
+		return -ENOMEM;
+	it = fields_of(config.fields, used);
+	while ((more = fields_next(&it, &f)) > 0)
+		if (config_field(&f, &oom))
+			return -EPROTO;
+	if (oom)
+		config.oom_fd = FD_TASKS + (int)config.tasks;
+	return more;
+}
+
+/* A missing descriptor would be filled by the next open and then taken for what it is not. */
+static int descriptors_check(void)
+{
+	static const int needed[] = {0, 1, 2, FD_LISTEN, FD_IMAGE, FD_USERNS};
+	int last = config.oom_fd >= 0 ? config.oom_fd : FD_TASKS + (int)config.tasks - 1;
+
+	for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++)
+		if (fcntl(needed[i], F_GETFD) < 0)
+			return -EBADF;
+	for (int fd = FD_LISTEN; fd <= last; fd++)
+		if (fcntl(fd, F_SETFD, FD_CLOEXEC) && fd >= FD_TASKS)
+			return -EBADF;
+	config.has_group = fcntl(FD_GROUP, F_GETFD) >= 0;
+	return 0;
+}
+
+/* Each operation takes up to five descriptors here; commands get CFG_NOFILE. */
+static void nofile_raise(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return;
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static int agent_main(void)
+{
+	if (getpid() != 1 || config_read(FD_CONFIG) || descriptors_check())
+		return 1;
+	/* Not dumpable: nobody inside may trace this process or look into it. No no_new_privs:
+	 * commands would inherit it, and su and sudo would break. */
+	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	umask(022);
+	nofile_raise();
+	loop_init();
+	conn_init();
+	loop_run();
+}
+
+int main(int argc, char **argv)
+{
+	if (argc >= 1 && !strcmp(argv[0], "skerry-init"))
+		return agent_main();
+	if (argc >= 2 && !strcmp(argv[0], "skerry-file"))
+		return file_main(argc - 1, argv + 1);
+	return 2;
+}

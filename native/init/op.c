@@ -1,0 +1,267 @@
+/* Operations: from START to DONE, and what is kept until ACK. */
+#include "init.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum {
+	KILL_AGAIN_MS = 20,   /* while a killed group is not yet empty */
+	KILL_LEADER_MS = 500, /* while a killed leader has not yet ended */
+	KILL_GIVE_UP_MS = 5000,
+};
+
+struct op ops[OPS_LIMIT];
+uint32_t ops_high;
+
+static uint8_t finished[FINISHED_IDS][OP_ID_SIZE];
+static uint32_t finished_count;
+
+const char *const step_names[STEP_COUNT] = {
+	[STEP_FORK] = "fork", [STEP_USER] = "user", [STEP_CWD] = "cwd",
+	[STEP_EXEC] = "exec", [STEP_ARGS] = "args", [STEP_PTY] = "pty",
+};
+
+struct op *op_find(uint32_t handle)
+{
+	for (uint32_t i = 0; i < ops_high; i++)
+		if (ops[i].state != OP_FREE && ops[i].handle == handle)
+			return &ops[i];
+	return NULL;
+}
+
+bool op_id_known(const uint8_t *id)
+{
+	uint32_t n = finished_count < FINISHED_IDS ? finished_count : FINISHED_IDS;
+
+	for (uint32_t i = 0; i < ops_high; i++)
+		if (ops[i].state != OP_FREE && !memcmp(ops[i].id, id, OP_ID_SIZE))
+			return true;
+	for (uint32_t i = 0; i < n; i++)
+		if (!memcmp(finished[i], id, OP_ID_SIZE))
+			return true;
+	return false;
+}
+
+struct op *op_new(uint32_t handle, const uint8_t *id)
+{
+	uint32_t used = 0, slot = OPS_LIMIT;
+	struct op *op;
+
+	for (uint32_t i = 0; i < ops_high; i++) {
+		if (ops[i].state != OP_FREE)
+			used++;
+		else if (slot == OPS_LIMIT)
+			slot = i;
+	}
+	if (used >= config.max_ops)
+		return NULL;
+	if (slot == OPS_LIMIT)
+		slot = ops_high++;
+	op = &ops[slot];
+	*op = (struct op){.state = OP_STARTING, .handle = handle, .group = -1, .attached = true,
+			  .exec_by = NEVER, .kill_by = NEVER, .kill_again = NEVER,
+			  .kill_until = NEVER, .start_ns = realtime_ns()};
+	memcpy(op->id, id, OP_ID_SIZE);
+	source_open(&op->status, -1, NULL);
+	inlet_open(&op->in, -1, INLET_PIPE, NULL);
+	outlet_open(&op->out[0], -1, NULL);
+	outlet_open(&op->out[1], -1, NULL);
+	return op;
+}
+
+void op_forget(struct op *op)
+{
+	memcpy(finished[finished_count++ % FINISHED_IDS], op->id, OP_ID_SIZE);
+	if (finished_count == 2 * FINISHED_IDS)
+		finished_count = FINISHED_IDS;
+	source_close(&op->status);
+	inlet_close(&op->in);
+	outlet_close(&op->out[0]);
+	outlet_close(&op->out[1]);
+	group_release(op->handle, op->group);
+	op->state = OP_FREE;
+	while (ops_high && ops[ops_high - 1].state == OP_FREE)
+		ops_high--;
+}
+
+void op_detach_all(void)
+{
+	for (uint32_t i = 0; i < ops_high; i++) {
+		ops[i].attached = false;
+		ops[i].done_sent = false;
+	}
+}
+
+/* The counter is the sandbox's: an operation that lived while it rose is flagged. */
+uint64_t oom_count(void)
+{
+	char text[512], *at;
+	uint64_t n = 0;
+	ssize_t size;
+
+	if (config.oom_fd < 0)
+		return 0;
+	size = pread(config.oom_fd, text, sizeof(text) - 1, 0);
+	text[size > 0 ? size : 0] = 0;
+	at = strstr(text, "oom_kill "); /* both versions; "oom_kill_disable" has no space there */
+	for (at = at ? at + 9 : text; at != text && *at >= '0' && *at <= '9'; at++)
+		n = n * 10 + (uint64_t)(*at - '0');
+	return n;
+}
+
+static void signal_all(struct op *op, int signo)
+{
+	if (op->group >= 0 && signo == SIGKILL)
+		group_kill(op->handle, op->group);
+	else if (op->group >= 0)
+		group_signal(op->handle, op->group, signo);
+	else
+		session_signal(op->pid, signo);
+}
+
+static bool alive(const struct op *op)
+{
+	return op->group >= 0 ? group_populated(op->group) : session_alive(op->pid);
+}
+
+static void op_kill(struct op *op)
+{
+	signal_all(op, SIGKILL);
+	op->killed = true;
+	op->kill_again = now_ms() + KILL_LEADER_MS;
+}
+
+void op_cancel(struct op *op)
+{
+	if (op->state != OP_STARTING && op->state != OP_RUNNING)
+		return; /* its result is on the way */
+	op->cancelled = true;
+	op_kill(op);
+}
+
+int op_signal(struct op *op, int signo)
+{
+	if (signo < 1 || signo > 64)
+		return EINVAL;
+	if (op->state != OP_STARTING && op->state != OP_RUNNING)
+		return ESRCH;
+	signal_all(op, signo);
+	return 0;
+}
+
+void op_resize(struct op *op)
+{
+	struct winsize size = {.ws_row = op->rows, .ws_col = op->cols};
+
+	if (op->pty && op->out[0].src.fd >= 0)
+		ioctl(op->out[0].src.fd, TIOCSWINSZ, &size);
+}
+
+/* The result is complete when the leader has ended, its output is here, and, after a kill, nobody
+ * of its group is left. */
+void op_settle(struct op *op)
+{
+	if (op->state != OP_ENDED || !op->out[0].eof || !op->out[1].eof)
+		return;
+	op->kill_again = NEVER;
+	if (op->killed) {
+		uint64_t now = now_ms();
+
+		if (op->kill_until == NEVER)
+			op->kill_until = now + KILL_GIVE_UP_MS;
+		if (now < op->kill_until && alive(op)) {
+			signal_all(op, SIGKILL);
+			op->kill_again = now + KILL_AGAIN_MS;
+			return;
+		}
+	}
+	group_release(op->handle, op->group);
+	op->group = -1;
+	op->state = OP_DONE;
+}
+
+void op_end(struct op *op)
+{
+	op->state = OP_ENDED;
+	op->end_ns = realtime_ns();
+	op->exec_by = op->kill_by = op->kill_again = NEVER;
+	op->oom = oom_count() > op->oom_before;
+	source_close(&op->status);
+	inlet_close(&op->in);
+	for (int i = 0; i < 2; i++) {
+		outlet_drain(&op->out[i], op->pty);
+		if (op->out[i].src.fd < 0)
+			op->out[i].eof = true;
+	}
+	op_settle(op);
+}
+
+void op_child_ended(pid_t pid, int status, uint64_t cpu_us)
+{
+	struct op *op = NULL;
+
+	for (uint32_t i = 0; i < ops_high && !op; i++)
+		if (ops[i].pid == pid && (ops[i].state == OP_STARTING || ops[i].state == OP_RUNNING))
+			op = &ops[i];
+	if (!op)
+		return; /* an orphan */
+	if (op->status.ready)
+		op->status.ready(&op->status, 0); /* what it reported before it ended */
+	op->wait_status = status;
+	op->cpu_us = cpu_us;
+	if (op->state == OP_STARTING && !op->fail_step && !op->timed_out && !op->cancelled) {
+		op->fail_step = "deadline"; /* killed by somebody inside before it reached exec */
+		op->fail_errno = ECHILD;
+	}
+	op_end(op);
+}
+
+static void op_timer(struct op *op, uint64_t now)
+{
+	if (op->exec_by <= now) {
+		op->exec_by = NEVER;
+		op->fail_step = "deadline";
+		op->fail_errno = ETIMEDOUT;
+		op_kill(op);
+	}
+	if (op->kill_by <= now) {
+		op->kill_by = NEVER;
+		op->timed_out = true;
+		op_kill(op);
+	}
+	if (op->kill_again <= now) {
+		if (op->state == OP_ENDED)
+			op_settle(op);
+		else
+			op_kill(op);
+	}
+}
+
+void op_timers(uint64_t now)
+{
+	for (uint32_t i = 0; i < ops_high; i++)
+		if (ops[i].state != OP_FREE && ops[i].state != OP_DONE)
+			op_timer(&ops[i], now);
+}
+
+uint64_t op_next_timer(void)
+{
+	uint64_t next = NEVER;
+
+	for (uint32_t i = 0; i < ops_high; i++) {
+		const struct op *op = &ops[i];
+
+		if (op->state == OP_FREE || op->state == OP_DONE)
+			continue;
+		next = op->exec_by < next ? op->exec_by : next;
+		next = op->kill_by < next ? op->kill_by : next;
+		next = op->kill_again < next ? op->kill_again : next;
+	}
+	return next;
+}

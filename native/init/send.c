@@ -1,0 +1,345 @@
+/* What is sent, and in which order: control frames first, then streams in turn. Nothing queues up:
+ * frames are made from the operations' state when there is room for them. */
+#include "init.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+enum {
+	TX_SIZE = FRAME_HEADER + FRAME_PAYLOAD_MAX,
+	CONTROL_ROOM = 320, /* the largest control frame but WELCOME */
+	DATA_MAX = 32768,   /* a turn of a stream */
+	REPLIES_MAX = 64,
+	TOKEN_MAX = 64,
+	STEP_MAX = 16,
+};
+
+struct reply {
+	uint8_t type;
+	uint32_t stream;
+	int error;
+	char text[TOKEN_MAX]; /* step, or token */
+	uint32_t size;
+};
+
+static uint8_t tx[TX_SIZE];
+static uint32_t tx_used, tx_done;
+static struct reply replies[REPLIES_MAX];
+static uint32_t reply_first, reply_count;
+static uint8_t welcome_nonce[NONCE_SIZE];
+static bool welcome_due;
+static uint32_t turn; /* the stream that sends next */
+
+static size_t room(void)
+{
+	return TX_SIZE - tx_used;
+}
+
+static uint8_t *frame_begin(uint8_t type, uint32_t stream, size_t length)
+{
+	struct frame f = {.type = type, .generation = conn.generation, .stream = stream,
+			  .length = (uint32_t)length};
+	uint8_t *payload = tx + tx_used + FRAME_HEADER;
+
+	frame_encode(tx + tx_used, &f);
+	tx_used += FRAME_HEADER + f.length;
+	return payload;
+}
+
+bool send_frame(uint8_t type, uint32_t stream, const struct builder *b)
+{
+	if (room() < FRAME_HEADER + b->used)
+		return false;
+	memcpy(frame_begin(type, stream, b->used), b->bytes, b->used);
+	return true;
+}
+
+static bool send_number(uint8_t type, uint32_t stream, uint8_t tag, uint64_t value)
+{
+	uint8_t bytes[16];
+	struct builder b;
+
+	build_init(&b, bytes, sizeof(bytes));
+	build_u64(&b, tag, value);
+	return send_frame(type, stream, &b);
+}
+
+bool send_offset(uint8_t type, uint32_t stream, uint64_t offset)
+{
+	return send_number(type, stream, type == G_EOF ? T_TOTAL : T_OFFSET, offset);
+}
+
+void send_begin(const uint8_t nonce[NONCE_SIZE], bool same_transport)
+{
+	/* On the same byte stream, a frame that was begun must be ended. */
+	if (!same_transport)
+		tx_used = tx_done = 0;
+	reply_count = 0;
+	memcpy(welcome_nonce, nonce, NONCE_SIZE);
+	welcome_due = true;
+}
+
+static void welcome_send(void)
+{
+	struct builder b;
+
+	welcome_due = false;
+	build_init(&b, tx + FRAME_HEADER, TX_SIZE - FRAME_HEADER);
+	build_bytes(&b, T_NONCE, welcome_nonce, NONCE_SIZE);
+	build_u64(&b, T_GENERATION, conn.generation);
+	build_text(&b, T_VERSION, AGENT_VERSION);
+	for (uint32_t i = 0; i < ops_high; i++) {
+		const struct op *op = &ops[i];
+		uint8_t bytes[80];
+		struct builder nested;
+
+		if (op->state == OP_FREE)
+			continue;
+		build_init(&nested, bytes, sizeof(bytes));
+		build_u64(&nested, T_HANDLE, op->handle);
+		build_bytes(&nested, T_OP_ID, op->id, OP_ID_SIZE);
+		build_u64(&nested, T_STATE, op->state >= OP_ENDED);
+		build_u64(&nested, T_STDOUT_TOTAL, op->out[0].ring.end);
+		build_u64(&nested, T_STDERR_TOTAL, op->out[1].ring.end);
+		build_bytes(&b, T_OP, nested.bytes, nested.used);
+	}
+	frame_begin(G_WELCOME, 0, b.used);
+}
+
+/* --- answers ------------------------------------------------------------------------------------ */
+
+static struct reply *reply_new(uint8_t type, uint32_t stream)
+{
+	struct reply *r;
+
+	if (reply_count == REPLIES_MAX)
+		send_pump();
+	if (reply_count == REPLIES_MAX || conn.src.fd < 0)
+		return NULL;
+	r = &replies[(reply_first + reply_count++) % REPLIES_MAX];
+	*r = (struct reply){.type = type, .stream = stream};
+	return r;
+}
+
+bool send_reply(uint8_t type, uint32_t stream, int error, const char *step)
+{
+	struct reply *r = reply_new(type, stream);
+
+	if (!r)
+		return false;
+	r->error = error;
+	r->size = (uint32_t)strlen(step);
+	memcpy(r->text, step, r->size);
+	return true;
+}
+
+bool send_pong(const struct field *token)
+{
+	struct reply *r = token->length <= TOKEN_MAX ? reply_new(G_PONG, 0) : NULL;
+
+	if (!r)
+		return false;
+	r->size = token->length;
+	memcpy(r->text, token->bytes, r->size);
+	return true;
+}
+
+static bool replies_send(void)
+{
+	uint8_t bytes[CONTROL_ROOM];
+	struct builder b;
+
+	for (; reply_count; reply_count--, reply_first = (reply_first + 1) % REPLIES_MAX) {
+		const struct reply *r = &replies[reply_first];
+
+		build_init(&b, bytes, sizeof(bytes));
+		if (r->type == G_PONG) {
+			build_bytes(&b, T_TOKEN, r->text, r->size);
+		} else if (r->type == G_STARTED) {
+			build_u64(&b, T_PID, 1);
+		} else {
+			build_bytes(&b, T_ERROR_STEP, r->text, r->size);
+			build_u64(&b, T_ERRNO, (uint64_t)r->error);
+		}
+		if (!send_frame(r->type, r->stream, &b))
+			return false;
+	}
+	return true;
+}
+
+/* --- operations --------------------------------------------------------------------------------- */
+
+static bool done_send(struct op *op)
+{
+	uint8_t bytes[CONTROL_ROOM - FRAME_HEADER];
+	struct builder b;
+
+	build_init(&b, bytes, sizeof(bytes));
+	if (op->fail_step) {
+		build_text(&b, T_ERROR_STEP, op->fail_step);
+		build_u64(&b, T_ERRNO, (uint64_t)op->fail_errno);
+	} else if (WIFSIGNALED(op->wait_status)) {
+		build_u64(&b, T_SIGNO, (uint64_t)WTERMSIG(op->wait_status));
+	} else {
+		build_u64(&b, T_EXIT_CODE, (uint64_t)WEXITSTATUS(op->wait_status));
+	}
+	build_u64(&b, T_TIMED_OUT, op->timed_out);
+	build_u64(&b, T_CANCELLED, op->cancelled);
+	build_u64(&b, T_OOM, op->oom);
+	build_u64(&b, T_START_NS, op->start_ns);
+	build_u64(&b, T_END_NS, op->end_ns);
+	build_u64(&b, T_CPU_US, op->cpu_us);
+	build_u64(&b, T_STDOUT_TOTAL, op->out[0].ring.end);
+	build_u64(&b, T_STDERR_TOTAL, op->out[1].ring.end);
+	return send_frame(G_DONE, op->handle << 2, &b);
+}
+
+static bool stdin_control(struct op *op)
+{
+	uint32_t stream = op->handle << 2 | 1;
+	uint8_t bytes[64];
+	struct builder b;
+
+	if (op->in.broken_due) {
+		build_init(&b, bytes, sizeof(bytes));
+		build_text(&b, T_ERROR_STEP, "stdin");
+		build_u64(&b, T_ERRNO, EPIPE);
+		if (!send_frame(G_ERROR, stream, &b))
+			return false;
+		op->in.broken_due = false;
+	}
+	if (op->in.credit_due) {
+		if (!send_offset(G_CREDIT, stream, op->in.ring.base))
+			return false;
+		op->in.credited = op->in.ring.base;
+		op->in.credit_due = false;
+	}
+	return true;
+}
+
+static bool op_control(struct op *op)
+{
+	if (op->started_due) {
+		if (!send_number(G_STARTED, op->handle << 2, T_PID, (uint64_t)op->pid))
+			return false;
+		op->started_due = false;
+	}
+	if (!stdin_control(op))
+		return false;
+	if (op->state == OP_DONE && !op->done_sent && op->out[0].eof_sent && op->out[1].eof_sent) {
+		if (!done_send(op))
+			return false;
+		op->done_sent = true;
+	}
+	return true;
+}
+
+static bool control_send(void)
+{
+	if (!replies_send())
+		return false;
+	for (uint32_t i = 0; i < ops_high; i++)
+		if (ops[i].state != OP_FREE && ops[i].attached && !op_control(&ops[i]))
+			return false;
+	return forward_control();
+}
+
+/* --- data ----------------------------------------------------------------------------------------- */
+
+/* One turn of a stream; false when there was no room for what it has. */
+static bool stream_send(struct outlet *o, uint32_t stream)
+{
+	size_t n = (size_t)(o->ring.end - o->sent);
+	uint8_t *payload;
+
+	if (n) {
+		if (room() < FRAME_HEADER + 8 + (n < 512 ? n : 512))
+			return false;
+		if (n > room() - FRAME_HEADER - 8)
+			n = room() - FRAME_HEADER - 8;
+		if (n > DATA_MAX)
+			n = DATA_MAX;
+		payload = frame_begin(G_DATA, stream, 8 + n);
+		put_u64(payload, o->sent);
+		ring_copy(&o->ring, o->sent, payload + 8, n);
+		o->sent += n;
+	}
+	if (o->eof && !o->eof_sent && o->sent == o->ring.end)
+		o->eof_sent = send_offset(G_EOF, stream, o->ring.end);
+	return true;
+}
+
+static struct outlet *stream_at(uint32_t index, uint32_t *stream)
+{
+	uint32_t forwards = 2 * ops_high;
+	struct op *op = &ops[index / 2];
+
+	if (index >= forwards)
+		return forward_outlet(index - forwards, stream);
+	*stream = op->handle << 2 | (2 + index % 2);
+	return op->state != OP_FREE && op->attached ? &op->out[index % 2] : NULL;
+}
+
+/* Goes once around; false when the room ran out. */
+static bool data_send(void)
+{
+	uint32_t count = 2 * ops_high + forward_streams(), stream;
+
+	for (uint32_t i = 0; i < count; i++, turn++) {
+		struct outlet *o;
+
+		turn = turn < count ? turn : 0;
+		o = stream_at(turn, &stream);
+		if (!o || (o->sent == o->ring.end && (!o->eof || o->eof_sent)))
+			continue;
+		if (!stream_send(o, stream))
+			return false;
+		if (turn >= 2 * ops_high)
+			forward_settle(turn - 2 * ops_high);
+	}
+	return true;
+}
+
+static void fill(void)
+{
+	uint32_t before;
+
+	if (welcome_due)
+		welcome_send(); /* the buffer is empty: it fits */
+	do {
+		before = tx_used;
+		if (!control_send() || !data_send())
+			return;
+	} while (tx_used != before);
+}
+
+void send_pump(void)
+{
+	ssize_t n;
+
+	if (conn.src.fd < 0)
+		return;
+	for (;;) {
+		if (tx_done == tx_used) {
+			tx_done = tx_used = 0;
+			fill();
+		}
+		if (!tx_used)
+			break;
+		n = send(conn.src.fd, tx + tx_done, tx_used - tx_done, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (n < 0 && errno == EAGAIN) {
+			source_watch(&conn.src, EPOLLIN | EPOLLOUT);
+			return;
+		}
+		if (n < 0 && errno != EINTR) {
+			conn_close();
+			return;
+		}
+		tx_done += n > 0 ? (uint32_t)n : 0;
+	}
+	source_watch(&conn.src, EPOLLIN);
+}

@@ -1,0 +1,294 @@
+/* START: from a frame to a running child, and its reports until exec. */
+#include "init.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define INTO_CGROUP 0x200000000ull /* CLONE_INTO_CGROUP */
+#define TIMEOUT_MAX_MS (1ull << 42)
+
+struct clone3_args {
+	uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
+		set_tid_size, cgroup;
+};
+
+struct request {
+	const uint8_t *id;
+	uint64_t kind, timeout_ms, in, rows, cols;
+	bool pty;
+	uint32_t args;
+};
+
+static int request_field(const struct field *f, struct request *r)
+{
+	switch (f->tag) {
+	case T_OP_ID:
+		r->id = f->bytes;
+		return f->length == OP_ID_SIZE ? 0 : -EPROTO;
+	case T_ARG:
+		r->args++;
+		/* fall through */
+	case T_ENV:
+	case T_CWD:
+	case T_USER:
+		return f->length && memchr(f->bytes, 0, f->length) ? -EPROTO : 0;
+	case T_KIND:
+		return field_u64(f, &r->kind);
+	case T_TIMEOUT_MS:
+		return field_u64(f, &r->timeout_ms);
+	case T_STDIN:
+		return field_u64(f, &r->in);
+	case T_PTY_ROWS:
+		r->pty = true;
+		return field_u64(f, &r->rows);
+	case T_PTY_COLS:
+		r->pty = true;
+		return field_u64(f, &r->cols);
+	}
+	return 0;
+}
+
+static bool request_parse(const uint8_t *payload, size_t length, struct request *r)
+{
+	struct fields it = fields_of(payload, length);
+	struct field f;
+	int more;
+
+	*r = (struct request){.id = NULL};
+	while ((more = fields_next(&it, &f)) > 0)
+		if (request_field(&f, r))
+			return false;
+	return !more && r->id && r->args && r->kind <= 1;
+}
+
+/* --- the child's reports ---------------------------------------------------------------------- */
+
+static void out_ready(struct source *src, uint32_t events)
+{
+	struct outlet *o = container_of(src, struct outlet, src);
+	struct op *op = &ops[((char *)src - (char *)ops) / (ptrdiff_t)sizeof(struct op)];
+
+	outlet_read(o, events);
+	if (o->eof)
+		op_settle(op);
+}
+
+static void in_ready(struct source *src, uint32_t events)
+{
+	(void)events;
+	inlet_write(container_of(src, struct inlet, src));
+}
+
+static void master_take(struct op *op, struct msghdr *m)
+{
+	struct cmsghdr *c = CMSG_FIRSTHDR(m);
+	int master, twin;
+
+	if (!c || c->cmsg_type != SCM_RIGHTS || c->cmsg_len != CMSG_LEN(sizeof(int)) ||
+	    op->out[0].src.fd >= 0) {
+		op->fail_step = "pty"; /* no descriptor was free here */
+		op->fail_errno = EMFILE;
+		op_cancel(op);
+		return;
+	}
+	memcpy(&master, CMSG_DATA(c), sizeof(int));
+	twin = fcntl(master, F_DUPFD_CLOEXEC, 3);
+	outlet_open(&op->out[0], master, out_ready);
+	source_open(&op->in.src, twin, in_ready);
+	op_resize(op); /* RESIZE may have come before the terminal */
+	inlet_write(&op->in);
+}
+
+static void report_take(struct op *op, const struct report *r, struct msghdr *m)
+{
+	if (r->step == STEP_EXECUTING) {
+		op->exec_ready = true;
+	} else if (r->step == STEP_MASTER) {
+		master_take(op, m);
+	} else if (r->step < STEP_COUNT && !op->fail_step) {
+		op->fail_step = step_names[r->step];
+		op->fail_errno = r->error;
+	}
+}
+
+static ssize_t report_receive(struct op *op, struct report *r, struct msghdr *m)
+{
+	return op->pty ? recvmsg(op->status.fd, m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)
+		       : read(op->status.fd, r, sizeof(*r));
+}
+
+static void status_ready(struct source *src, uint32_t events)
+{
+	struct op *op = container_of(src, struct op, status);
+	char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8)));
+	struct report r;
+	struct iovec v = {.iov_base = &r, .iov_len = sizeof(r)};
+	struct msghdr m;
+	ssize_t n;
+
+	(void)events;
+	while (src->fd >= 0) {
+		m = (struct msghdr){.msg_iov = &v, .msg_iovlen = 1, .msg_control = control,
+				    .msg_controllen = sizeof(control)};
+		n = report_receive(op, &r, &m);
+		if (n == sizeof(r)) {
+			report_take(op, &r, &m);
+			continue;
+		}
+		if (n < 0 && (errno == EAGAIN || errno == EINTR))
+			return;
+		source_close(src);
+		/* The end without an announcement of exec: its death will be told by wait. */
+		if (op->state == OP_STARTING && op->exec_ready && !op->fail_step) {
+			op->state = OP_RUNNING;
+			op->exec_by = NEVER;
+			op->started = op->started_due = true;
+		}
+	}
+}
+
+/* --- making it -------------------------------------------------------------------------------- */
+
+/* A pipe of which one end stays here, nonblocking. Mode 0666: its inode belongs to the agent's uid,
+ * which is nobody inside, and /dev/stdout could not be opened. */
+static int pipe_make(int *here, int *there, bool readable_here)
+{
+	int fd[2];
+
+	if (pipe2(fd, O_CLOEXEC))
+		return -errno;
+	*here = readable_here ? fd[0] : fd[1];
+	*there = readable_here ? fd[1] : fd[0];
+	fcntl(*here, F_SETFL, O_NONBLOCK);
+	fchmod(*here, 0666);
+	return 0;
+}
+
+static int status_make(struct op *op, struct launch *l)
+{
+	int fd[2], error = 0;
+
+	if (!op->pty)
+		error = pipe2(fd, O_CLOEXEC) ? -errno : 0;
+	else if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fd))
+		error = -errno;
+	if (error)
+		return error;
+	fcntl(fd[0], F_SETFL, O_NONBLOCK);
+	l->status = fd[1];
+	source_open(&op->status, fd[0], status_ready);
+	source_watch(&op->status, EPOLLIN);
+	return 0;
+}
+
+static int streams_make(struct op *op, struct launch *l, bool in)
+{
+	int here, error = status_make(op, l);
+
+	if (error)
+		return error;
+	if (op->pty) {
+		/* Both wait for the terminal that the child opens. */
+		op->in = (struct inlet){.src = {.fd = -1}, .kind = INLET_PTY};
+		op->out[0].eof = false;
+		return 0;
+	}
+	if (in) {
+		error = pipe_make(&here, &l->in, false);
+		if (error)
+			return error;
+		inlet_open(&op->in, here, INLET_PIPE, in_ready);
+	}
+	for (int i = 0; i < 2; i++) {
+		error = pipe_make(&here, i ? &l->err : &l->out, true);
+		if (error)
+			return error;
+		outlet_open(&op->out[i], here, out_ready);
+	}
+	return 0;
+}
+
+/* Not vfork: a child that is stopped from inside would stop PID 1 with it. */
+static pid_t fork_into(struct op *op, struct launch *l)
+{
+	struct clone3_args args = {.flags = INTO_CGROUP, .exit_signal = SIGCHLD};
+	long pid = -1;
+
+	l->group = -1;
+	if (op->group >= 0) {
+		args.cgroup = (uint64_t)op->group;
+		pid = syscall(SYS_clone3, &args, sizeof(args));
+		if (pid < 0 && errno == EAGAIN)
+			return -1; /* a limit on processes: trying again would not help */
+	}
+	if (pid < 0) {
+		l->group = op->group;
+		pid = fork();
+	}
+	return (pid_t)pid;
+}
+
+static int launch(struct op *op, struct launch *l, bool in)
+{
+	int error = streams_make(op, l, in);
+
+	if (!error && config.has_group) {
+		op->group = group_make(op->handle);
+		if (op->group < 0)
+			error = -errno; /* never outside of a group: nothing could end it */
+	}
+	if (!error) {
+		op->pid = fork_into(op, l);
+		if (!op->pid)
+			child_run(l);
+		if (op->pid < 0)
+			error = -errno;
+	}
+	close(l->status);
+	close(l->in);
+	close(l->out);
+	close(l->err);
+	return error;
+}
+
+int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step)
+{
+	struct launch l = {.payload = payload, .length = length, .status = -1, .in = -1,
+			   .out = -1, .err = -1};
+	struct request r;
+	struct op *op;
+	int error;
+
+	*step = "start";
+	if (!handle || handle > HANDLE_MAX || !request_parse(payload, length, &r))
+		return EPROTO;
+	if (op_find(handle) || op_id_known(r.id))
+		return EEXIST;
+	op = op_new(handle, r.id);
+	if (!op)
+		return EAGAIN;
+	op->pty = l.pty = r.pty;
+	op->rows = l.rows = (uint16_t)r.rows;
+	op->cols = l.cols = (uint16_t)r.cols;
+	l.kind = r.kind;
+	op->oom_before = oom_count();
+	error = launch(op, &l, r.in == 1);
+	if (error) {
+		op->fail_step = "fork";
+		op->fail_errno = -error;
+		op_end(op);
+		return 0;
+	}
+	op->exec_by = now_ms() + config.exec_deadline_ms;
+	if (r.timeout_ms && r.timeout_ms < TIMEOUT_MAX_MS)
+		op->kill_by = now_ms() + r.timeout_ms;
+	return 0;
+}
