@@ -11,6 +11,8 @@ from skerry.sdk.transport import Transport
 from skerry.spec.files import FileInfo, FileType
 from skerry.wire.http import FileOp
 
+Entries = list[FileInfo]  # inside the class, `list` is the method
+
 
 class AsyncFiles:
     """File operations inside a sandbox, done with the rights of `user` (default: the sandbox's).
@@ -27,7 +29,12 @@ class AsyncFiles:
         self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
     ) -> bytes:
         """Returns a file's bytes, or the part asked for."""
-        return b"".join([chunk async for chunk in self.read_chunks(path, offset=offset, length=length, user=user)])
+        return b"".join(
+            [
+                chunk
+                async for chunk in self.read_chunks(path, offset=offset, length=length, user=user)
+            ]
+        )
 
     async def read_text(self, path: str, *, user: str | None = None) -> str:
         """Returns a file's content as UTF-8, undecodable bytes replaced."""
@@ -70,7 +77,7 @@ class AsyncFiles:
         """Returns whether a path exists (a dangling link does)."""
         return bool(await self._op(FileOp(op="exists", path=path, user=user)))
 
-    async def list(self, path: str, *, user: str | None = None) -> list[FileInfo]:
+    async def list(self, path: str, *, user: str | None = None) -> Entries:
         """Returns a directory's entries, sorted by name."""
         entries = await self._op(FileOp(op="list", path=path, user=user))
         return sorted(entries, key=lambda entry: entry.name)
@@ -131,7 +138,7 @@ class AsyncFiles:
             target /= path.rstrip("/").rpartition("/")[2]
         partial = target.with_name(f".{target.name}.part")
         try:
-            with partial.open("wb") as file:  # noqa: ASYNC230 - chunks are small, the page cache takes them
+            with partial.open("wb") as file:
                 async for chunk in self.read_chunks(path, user=user):
                     file.write(chunk)
                     if progress:
@@ -141,7 +148,9 @@ class AsyncFiles:
         finally:
             partial.unlink(missing_ok=True)
 
-    async def put_tree(self, path: str, tar: AsyncIterator[bytes], *, user: str | None = None) -> None:
+    async def put_tree(
+        self, path: str, tar: AsyncIterator[bytes], *, user: str | None = None
+    ) -> None:
         """Unpacks a tar beneath `path` inside; members that would leave it are refused."""
         await self._transport.send("PUT", f"{self._root}/tree", tar, dict, _params(path, user))
 
@@ -152,8 +161,8 @@ class AsyncFiles:
         ):
             yield chunk
 
-    async def _op(self, op: FileOp) -> list[FileInfo]:
-        return await self._transport.call("POST", f"{self._root}/files/op", list[FileInfo], body=op)
+    async def _op(self, op: FileOp) -> Entries:
+        return await self._transport.call("POST", f"{self._root}/files/op", Entries, body=op)
 
 
 def _params(path: str, user: str | None) -> dict[str, str]:

@@ -160,7 +160,7 @@ async def unpack_tree(
 
 async def file_chunks(path: Path, progress: Progress | None = None) -> AsyncIterator[bytes]:
     """Yields a local file's content."""
-    with path.open("rb") as file:  # noqa: ASYNC230 - each read is done in a thread
+    with path.open("rb") as file:
         while chunk := await asyncio.to_thread(file.read, CHUNK):
             if progress:
                 progress(len(chunk))

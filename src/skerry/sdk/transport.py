@@ -33,7 +33,9 @@ class Transport:
     Invariant: a session is only used on the loop that made it.
     """
 
-    def __init__(self, base: str, *, socket_path: str | None = None, token: str | None = None) -> None:
+    def __init__(
+        self, base: str, *, socket_path: str | None = None, token: str | None = None
+    ) -> None:
         self.base = base.rstrip("/")
         self.socket_path = socket_path
         self.owner: str | None = None
@@ -85,13 +87,25 @@ class Transport:
 
     @overload
     async def call(
-        self, method: str, path: str, answer: type[T], *, body: Any = ..., repeatable: bool = ...,
+        self,
+        method: str,
+        path: str,
+        answer: type[T],
+        *,
+        body: Any = ...,
+        repeatable: bool = ...,
         params: dict[str, str] | None = ...,
     ) -> T: ...
     @overload
     async def call(
-        self, method: str, path: str, answer: None = None, *, body: Any = ...,
-        repeatable: bool = ..., params: dict[str, str] | None = ...,
+        self,
+        method: str,
+        path: str,
+        answer: None = None,
+        *,
+        body: Any = ...,
+        repeatable: bool = ...,
+        params: dict[str, str] | None = ...,
     ) -> None: ...
     async def call(
         self,
@@ -114,10 +128,18 @@ class Transport:
         try:
             return msgspec.msgpack.decode(raw, type=answer)
         except msgspec.DecodeError as error:
-            raise Bug(f"{self.where} answered {method} {path} with something else: {error}") from error
+            raise Bug(
+                f"{self.where} answered {method} {path} with something else: {error}"
+            ) from error
 
     async def _exchange(
-        self, method: str, path: str, data: bytes | None, params: dict[str, str] | None, *, repeatable: bool
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        params: dict[str, str] | None,
+        *,
+        repeatable: bool,
     ) -> bytes:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + RECONNECT_FOR_S
@@ -125,27 +147,37 @@ class Transport:
         while True:
             try:
                 async with self.session().request(
-                    method, self.base + path, data=data, params=params,
+                    method,
+                    self.base + path,
+                    data=data,
+                    params=params,
                     headers=self.headers(MSGPACK if data is not None else None),
                 ) as response:
                     raw = await response.read()
                     if response.status >= 400:
                         raise error_of(raw, response.status, self.where)
                     return raw
-            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 if not repeatable or loop.time() + pause > give_up:
                     raise Unavailable(f"cannot reach the node at {self.where}: {error}") from error
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
             pause = min(pause * 2, RETRY_MAX_S)
 
     async def send(
-        self, method: str, path: str, chunks: AsyncIterable[bytes], answer: type[T],
+        self,
+        method: str,
+        path: str,
+        chunks: AsyncIterable[bytes],
+        answer: type[T],
         params: dict[str, str] | None = None,
     ) -> T:
         """Sends a body piece by piece and returns the decoded answer."""
         try:
             async with self.session().request(
-                method, self.base + path, data=chunks, params=params,
+                method,
+                self.base + path,
+                data=chunks,
+                params=params,
                 headers=self.headers("application/octet-stream"),
             ) as response:
                 raw = await response.read()
@@ -162,7 +194,10 @@ class Transport:
         data = None if body is None else _encode(body)
         try:
             async with self.session().request(
-                method, self.base + path, data=data, params=params,
+                method,
+                self.base + path,
+                data=data,
+                params=params,
                 headers=self.headers(MSGPACK if data is not None else None),
             ) as response:
                 if response.status >= 400:
@@ -178,7 +213,10 @@ class Transport:
         """Opens a WebSocket; messages on it are msgpack."""
         try:
             return await self.session().ws_connect(
-                self.base + path, params=params, headers=self.headers(), heartbeat=20.0,
+                self.base + path,
+                params=params,
+                headers=self.headers(),
+                heartbeat=20.0,
                 max_msg_size=1 << 20,
             )
         except (aiohttp.ClientError, OSError) as error:

@@ -48,10 +48,14 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             raise InvalidRequest("argv: the program is empty")
         check_env(self.env)
         for what, value in (("cwd", self.cwd), ("user", self.user)):
-            if value is not None and ("\x00" in value or not 0 < len(value) <= limits.PATH_BYTES_MAX):
+            if value is not None and (
+                "\x00" in value or not 0 < len(value) <= limits.PATH_BYTES_MAX
+            ):
                 raise InvalidRequest(f"{what} is empty, too long or holds a NUL")
         if self.stdin is not None and len(self.stdin) > limits.STDIN_BYTES_MAX:
-            raise InvalidRequest(f"stdin: at most {limits.STDIN_BYTES_MAX} bytes; write a file instead")
+            raise InvalidRequest(
+                f"stdin: at most {limits.STDIN_BYTES_MAX} bytes; write a file instead"
+            )
         limits.check_duration(self.timeout_s, "timeout")
         if not 0 <= self.output_limit <= limits.OUTPUT_LIMIT_MAX:
             raise InvalidRequest(f"output_limit: at most {limits.OUTPUT_LIMIT_MAX} bytes")

@@ -44,7 +44,9 @@ def parse_layer_name(text: str, default_kind: LayerKind | None = None) -> LayerN
     """Returns the parsed name; a text without a kind takes `default_kind`; raises InvalidRequest."""
     rest, at, digest = text.partition("@")
     if at and _DIGEST.fullmatch(digest) is None:
-        raise InvalidRequest(f"{text!r}: {digest!r} is no digest (sha256: and 64 hexadecimal digits)")
+        raise InvalidRequest(
+            f"{text!r}: {digest!r} is no digest (sha256: and 64 hexadecimal digits)"
+        )
     kind_text, slash, name = rest.partition("/")
     if slash and kind_text in LayerKind.__members__.values():
         kind = LayerKind(kind_text)
@@ -52,7 +54,9 @@ def parse_layer_name(text: str, default_kind: LayerKind | None = None) -> LayerN
         kind, name = default_kind, rest
     else:
         kinds = ", ".join(LayerKind)
-        raise InvalidRequest(f"{text!r} is no layer name: write kind/name[:tag], kind one of {kinds}")
+        raise InvalidRequest(
+            f"{text!r} is no layer name: write kind/name[:tag], kind one of {kinds}"
+        )
     name, colon, tag = name.partition(":")
     if _NAME.fullmatch(name) is None or (colon and _TAG.fullmatch(tag) is None):
         raise InvalidRequest(f"{text!r} is no layer name: write kind/name[:tag]")

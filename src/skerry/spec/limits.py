@@ -49,12 +49,16 @@ def parse_bytes(value: int | str, what: str = "size") -> int:
     return size
 
 
-def check_duration(value: float | None, what: str, maximum_s: float = TIMEOUT_MAX_S) -> float | None:
+def check_duration(
+    value: float | None, what: str, maximum_s: float = TIMEOUT_MAX_S
+) -> float | None:
     """Returns the duration in seconds if it is None or finite, above 0 and at most the maximum."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{what} must be a number of seconds")
     if not math.isfinite(value) or value <= 0 or value > maximum_s:
-        raise InvalidRequest(f"{what} must be above 0 and at most {maximum_s:g} seconds, not {value}")
+        raise InvalidRequest(
+            f"{what} must be above 0 and at most {maximum_s:g} seconds, not {value}"
+        )
     return float(value)

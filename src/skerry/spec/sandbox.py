@@ -61,7 +61,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     detached: bool = False  # outlives the connection that made it
 
     def check(self) -> SandboxSpec:
-        """Returns itself if every value is in bounds; raises InvalidRequest naming the first that is not."""
+        """Returns itself if every value is in bounds; raises InvalidRequest naming one that is not."""
         parse_layer_name(self.image, LayerKind.BASE)
         if len(self.layers) > limits.LAYERS_MAX:
             raise InvalidRequest(f"layers: at most {limits.LAYERS_MAX}")

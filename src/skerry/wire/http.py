@@ -1,42 +1,52 @@
-"""The HTTP schema between clients and a node: one set of types, in JSON or msgpack.
+r"""The HTTP schema between clients and a node: one set of types, in JSON or msgpack.
 
 Bodies are `application/msgpack` if the client says so in Content-Type and Accept, else JSON (bytes
-as base64). Errors are `ErrorBody` with the class's status. All paths start with /v1.
+as base64). Errors are `ErrorBody` with the class's status. All paths start with /v1/.
 
 | method and path | body -> answer |
 |---|---|
-| GET /v1/health | -> Health (no token needed) |
-| GET /v1/openapi.json | -> the OpenAPI document |
-| POST /v1/sandboxes | SandboxSpec -> SandboxInfo (running) |
-| POST /v1/sandboxes/batch | BatchCreate -> BatchResult |
-| POST /v1/sandboxes/batch/delete | BatchDelete -> BatchResult |
-| GET /v1/sandboxes?state=&label=k=v&key=&limit=&cursor= | -> SandboxPage |
-| GET, DELETE /v1/sandboxes/ID | -> SandboxInfo (DELETE: idempotent, answers when nothing is left) |
-| GET /v1/sandboxes/ID/usage | -> Usage |
-| GET /v1/sandboxes/ID/wait?state=&timeout= | -> SandboxInfo |
-| POST /v1/sandboxes/ID/run?op=OPID | CommandSpec -> RunResult; a repeat with the same op gets the recorded answer, or joins the running one |
-| POST /v1/sandboxes/ID/stream?op=OPID | CommandSpec -> stream of StreamEvent |
-| GET /v1/sandboxes/ID/ops/OPID?wait=SECONDS | -> OpStatus |
-| POST /v1/sandboxes/ID/ops/OPID/signal | SignalBody -> {} |
-| POST /v1/sandboxes/ID/ops/OPID/cancel | -> {} |
-| GET /v1/sandboxes/ID/ops | -> list of OpStatus |
-| GET /v1/sandboxes/ID/attach?op=OPID (WebSocket) | first message CommandSpec, then ClientEvent / StreamEvent |
-| GET /v1/sandboxes/ID/forward (WebSocket) | reverse forward: first message ForwardOpen, then ForwardFrame both ways |
-| GET /v1/sandboxes/ID/files?path=&user=&offset=&length= | -> bytes, streamed |
-| PUT /v1/sandboxes/ID/files?path=&user=&mode=&parents=&append=&exclusive= | bytes, streamed -> FileInfo |
-| POST /v1/sandboxes/ID/files/op | FileOp -> list of FileInfo |
-| GET, PUT /v1/sandboxes/ID/tree?path=&user= | tar, streamed |
-| GET /v1/sandboxes/ID/diff | -> DiffBody |
-| GET /v1/sandboxes/ID/diff/tar?under= | -> tar of added and modified paths |
-| POST /v1/sandboxes/ID/commit | CommitBody -> LayerManifest |
-| GET /v1/images | -> list of LayerManifest |
-| GET, DELETE /v1/images/NAME | -> LayerManifest |
-| POST /v1/images/NAME/import?kind=tar | tar, streamed -> LayerManifest |
-| POST /v1/images/NAME/debian | DebianBody -> stream of StreamEvent (log lines, then manifest) |
-| GET /v1/connection (WebSocket) | owner connection of the embedded mode: its lease is this connection |
+| GET health | -> Health (no token needed) |
+| GET openapi.json | -> the OpenAPI document |
+| POST sandboxes | SandboxSpec -> SandboxInfo (running) |
+| POST sandboxes/batch | BatchCreate -> BatchResult |
+| POST sandboxes/batch/delete | BatchDelete -> BatchResult |
+| GET sandboxes?state=&label=k=v&key=&limit=&cursor= | -> SandboxPage |
+| GET, DELETE sandboxes/ID | -> SandboxInfo (DELETE: idempotent, answers when nothing is left) |
+| GET sandboxes/ID/usage | -> Usage |
+| GET sandboxes/ID/wait?state=&timeout= | -> SandboxInfo, at the latest after the timeout |
+| POST sandboxes/ID/run?op=OPID | CommandSpec -> RunResult; a repeat of OPID gets the recorded \
+  answer, or joins the running one |
+| POST sandboxes/ID/stream?op=OPID | CommandSpec -> stream of StreamEvent |
+| GET sandboxes/ID/ops | -> list of OpStatus, without results |
+| GET sandboxes/ID/ops/OPID?wait=SECONDS | -> OpStatus |
+| POST sandboxes/ID/ops/OPID/signal | SignalBody -> {} |
+| POST sandboxes/ID/ops/OPID/cancel | -> {} |
+| GET sandboxes/ID/attach?op=OPID (WebSocket) | first CommandSpec (an empty one joins OPID), \
+  then ClientEvent / StreamEvent |
+| GET sandboxes/ID/forward (WebSocket) | reverse forward: first message ForwardOpen, then \
+  ForwardFrame both ways |
+| GET sandboxes/ID/files?path=&user=&offset=&length= | -> bytes, streamed |
+| PUT sandboxes/ID/files?path=&user=&mode=&parents=&append=&exclusive= | bytes, streamed \
+  -> FileInfo |
+| POST sandboxes/ID/files/op | FileOp -> list of FileInfo |
+| GET, PUT sandboxes/ID/tree?path=&user= | tar, streamed |
+| GET sandboxes/ID/diff | -> DiffBody |
+| GET sandboxes/ID/diff/tar?under= | -> tar of added and modified paths |
+| POST sandboxes/ID/commit | CommitBody -> LayerManifest |
+| GET images | -> list of LayerManifest |
+| GET, DELETE images/NAME | -> LayerManifest |
+| POST images/NAME/import?kind=tar | tar, streamed -> LayerManifest |
+| POST images/NAME/debian | DebianBody -> stream of StreamEvent (log lines, then manifest) |
+| GET connection?owner=OWNER (WebSocket) | the node sends OwnerWelcome; sandboxes made with that \
+  owner's header live as long as its lease (decision 21) |
 
 A stream is a sequence of u32 little-endian length + msgpack StreamEvent; one that ends without a
-`result` or `error` event is broken and must be read as an error, never as success.
+`result`, `manifest` or `error` event is broken and must be read as an error, never as success. The
+`result` of a stream or an attached command has empty `stdout` and `stderr`: they were streamed.
+
+On `run`, `stream` and `attach`, `on_disconnect=kill` cancels the command when this client goes; the
+default, `keep`, lets it run to its end. Files are owned by `user` (default: the sandbox's). Text in
+paths that is no UTF-8 is percent-encoded in queries and comes back with U+FFFD in bodies.
 """
 
 from __future__ import annotations
@@ -55,10 +65,11 @@ MSGPACK = "application/msgpack"
 JSON = "application/json"
 STREAM = "application/x-skerry-stream"
 OWNER_HEADER = "x-skerry-owner"  # names the owner connection that an undetached sandbox belongs to
+STREAM_EVENT_BYTES_MAX = 96 * 1024 * 1024  # no event, and so no length prefix, is larger
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """An error on the wire; `fault` repeats what the code implies, for readers without our table."""
+    """An error on the wire; `fault` repeats what the code implies, for those without our table."""
 
     code: str
     fault: str
@@ -89,14 +100,17 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchCreate(msgspec.Struct, frozen=True, kw_only=True):
-    """`count` sandboxes of one spec. With `all_or_nothing`, one failure undoes the rest."""
+    """`count` sandboxes of one spec. With `all_or_nothing`, one failure undoes the rest.
+
+    A `key` in the spec becomes `KEY/0`, `KEY/1`, ... so that a repeated batch finds its members.
+    """
 
     spec: SandboxSpec
     count: int
     all_or_nothing: bool = False
 
 
-class BatchDelete(msgspec.Struct, frozen=True):
+class BatchDelete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sandboxes to destroy; unknown ids count as destroyed."""
 
     ids: tuple[str, ...]
@@ -113,6 +127,17 @@ class BatchResult(msgspec.Struct, frozen=True):
     """Outcomes in the order asked for."""
 
     items: tuple[BatchItem, ...]
+
+
+class OwnerWelcome(msgspec.Struct, frozen=True):
+    """First message on an owner connection.
+
+    Closing it with code 1000 ends the owner at once. Any other end starts the lease: a connection
+    with the same owner within it takes everything over again.
+    """
+
+    owner: str
+    lease_s: float
 
 
 class SandboxPage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -133,14 +158,17 @@ class OpStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: ErrorBody | None = None
 
 
-class SignalBody(msgspec.Struct, frozen=True):
+class SignalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A signal number, 1 to 64."""
 
     signal: int
 
 
 class StreamEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Exactly one field is set (started carries the operation id)."""
+    """Exactly one field is set (started carries the operation id).
+
+    Who joins a command late gets what was kept of its output first; `log` tells what was not.
+    """
 
     started: str | None = None
     stdout: bytes | None = None
@@ -151,7 +179,7 @@ class StreamEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     error: ErrorBody | None = None
 
 
-class ClientEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+class ClientEvent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a client sends on an attached command; exactly one field is set."""
 
     stdin: bytes | None = None
@@ -161,13 +189,13 @@ class ClientEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     cancel: bool | None = None
 
 
-class ForwardOpen(msgspec.Struct, frozen=True):
+class ForwardOpen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Listen on this port inside (127.0.0.1 and ::1); 0 is refused."""
 
     port: int
 
 
-class ForwardFrame(msgspec.Struct, frozen=True, omit_defaults=True):
+class ForwardFrame(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A piece of one forwarded connection; `opened` comes from the node first."""
 
     conn: int
@@ -177,8 +205,10 @@ class ForwardFrame(msgspec.Struct, frozen=True, omit_defaults=True):
     reset: bool = False
 
 
-class FileOp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """op: stat, list, mkdir, remove, rename, chmod."""
+class FileOp(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """op: stat, list, exists (an empty list if not), mkdir, remove, rename, chmod."""
 
     op: str
     path: str
@@ -196,14 +226,18 @@ class DiffBody(msgspec.Struct, frozen=True):
     frozen_seconds: float = 0.0
 
 
-class CommitBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CommitBody(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Makes a layer of what the sandbox wrote; `exclude` are path prefixes inside."""
 
     name: str
     exclude: tuple[str, ...] = ()
 
 
-class DebianBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DebianBody(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """A base layer from a Debian suite through the host's own apt configuration."""
 
     suite: str

@@ -1,0 +1,239 @@
+"""Writes src/skerry/sdk/sync.py: the sync face, one method per async one, with the same types.
+
+    python scripts/generate_sync.py [--check]
+
+Each class holds the async object and a portal; nothing else differs, so nothing is written twice by
+hand. --check fails if the file on disk is not what would be written (tests/unit/sdk does that).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SDK = Path(__file__).parents[1] / "src" / "skerry" / "sdk"
+SOURCES = ("stream", "files", "sandbox", "images", "client")
+CLASSES = {
+    "LiveCommand": "LiveCommand",
+    "AsyncFiles": "Files",
+    "AsyncSandbox": "Sandbox",
+    "AsyncSandboxes": "Sandboxes",
+    "AsyncImages": "Images",
+}
+HEAD = '''"""The sync face, made by scripts/generate_sync.py from the async classes. Do not edit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, BinaryIO, cast
+
+from skerry.sdk import client as _client
+from skerry.sdk import files as _files
+from skerry.sdk import images as _images
+from skerry.sdk import sandbox as _sandbox
+from skerry.sdk import stream as _stream
+from skerry.sdk.files import Entries
+from skerry.sdk.images import Log
+from skerry.sdk.portal import Portal, to_async
+from skerry.sdk.sandbox import Command
+from skerry.sdk.transfer import Progress
+from skerry.spec.command import RunResult, Terminal
+from skerry.spec.files import Change, FileInfo
+from skerry.spec.layers import LayerManifest
+from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
+from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.wire.http import BatchItem, Health, OpStatus, StreamEvent
+
+'''
+TAIL = '''
+class Client:
+    """Sandboxes and images of one node; close it, or use it as a context manager."""
+
+    def __init__(self, inner: _client.AsyncClient) -> None:
+        self._inner = inner
+        self._portal = Portal()
+        try:
+            self._portal.call(inner.__aenter__())
+        except BaseException:
+            self._portal.close()
+            raise
+        self.sandboxes = Sandboxes(self._portal, inner.sandboxes)
+        self.images = Images(self._portal, inner.images)
+
+    def health(self) -> Health:
+        """Returns the node's own view of itself."""
+        return self._portal.call(self._inner.health())
+
+    def close(self) -> None:
+        """Gives up what the client holds; its undetached sandboxes on an embedded node end."""
+        try:
+            self._portal.call(self._inner.__aexit__(None, None, None))
+        finally:
+            self._portal.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(
+    url: str | None = None,
+    token: str | None = None,
+    *,
+    state_dir: str | None = None,
+    run_dir: str | None = None,
+) -> Client:
+    """Returns an open client; `url` is http://HOST:PORT or unix:///PATH.
+
+    Without one (and without SKERRY_URL) an embedded node is found or started; that needs root.
+    """
+    return Client(_client.AsyncClient(url, token, state_dir=state_dir, run_dir=run_dir))
+'''
+PREPARE = {
+    "Sandbox": (
+        "        self.id = inner.id\n"
+        "        self.created_as = inner.created_as\n"
+        "        self.files = Files(portal, inner.files)\n"
+    ),
+}
+EXTRA = {
+    "Sandbox": '''
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.destroy()
+
+    @contextlib.contextmanager
+    def reverse_forward(self, port: int, host: str, target_port: int) -> Iterator[None]:
+        """Connects 127.0.0.1:`port` inside to `host`:`target_port` as seen from here, for a block."""
+        with self._portal.block(self._inner.reverse_forward(port, host, target_port)):
+            yield
+''',
+    "LiveCommand": '''
+    @property
+    def result(self) -> RunResult | None:
+        """The result, once it has come."""
+        return self._inner.result
+
+    def __iter__(self) -> Iterator[StreamEvent]:
+        """Yields events up to the result."""
+        return self._portal.iterate(self._inner.__aiter__())
+''',
+}
+
+
+def sync_type(text: str) -> str:
+    """Returns an annotation with the async names replaced."""
+    text = text.replace("AsyncIterator", "Iterator")
+    return re.sub(r"\b(Async(?:Sandboxes|Sandbox|Files|Images))\b", lambda m: CLASSES[m[1]], text)
+
+
+def arguments(node: ast.AsyncFunctionDef) -> tuple[str, str]:
+    """Returns the signature with sync types, and the call that passes everything on."""
+    signature = sync_type(ast.unparse(node.args))
+    passed = [convert(argument) for argument in node.args.args[1:]]
+    passed += [f"{argument.arg}={convert(argument)}" for argument in node.args.kwonlyargs]
+    return signature, ", ".join(passed)
+
+
+def convert(argument: ast.arg) -> str:
+    """Returns the expression that hands one argument to the async method."""
+    kind = ast.unparse(argument.annotation) if argument.annotation else ""
+    if "AsyncIterator" in kind:
+        return f"to_async({argument.arg})"
+    if "AsyncSandbox" in kind:
+        return f"[item if isinstance(item, str) else item._inner for item in {argument.arg}]"
+    return argument.arg
+
+
+def method(node: ast.AsyncFunctionDef) -> str:
+    """Returns the sync method's source."""
+    signature, passed = arguments(node)
+    returns = ast.unparse(node.returns) if node.returns else "None"
+    doc = ast.get_docstring(node, clean=False) or ""
+    call = f"self._inner.{node.name}({passed})"
+    context = any("contextmanager" in ast.unparse(part) for part in node.decorator_list)
+    lines = [f"    def {node.name}({signature}) -> {sync_type(returns)}:", f'        """{doc}"""']
+    if context:
+        lines.insert(0, "    @contextlib.contextmanager")
+        lines.append(f"        with self._portal.block({call}) as value:")
+        lines.append("            yield LiveCommand(self._portal, value)")
+    elif returns.startswith("AsyncIterator"):
+        lines.append(f"        return self._portal.iterate({call})")
+    elif returns == "AsyncSandbox":
+        lines.append(f"        return Sandbox(self._portal, self._portal.call({call}))")
+    elif returns == "list[AsyncSandbox]":
+        lines.append(f"        found = self._portal.call({call})")
+        lines.append("        return [Sandbox(self._portal, item) for item in found]")
+    else:
+        lines.append(f"        return self._portal.call({call})")
+    return "\n".join(lines) + "\n"
+
+
+def render() -> str:
+    """Returns the whole file."""
+    parts = [HEAD]
+    for source in SOURCES:
+        tree = ast.parse((SDK / f"{source}.py").read_text())
+        for node in tree.body:
+            if not isinstance(node, ast.ClassDef) or node.name not in CLASSES:
+                continue
+            name = CLASSES[node.name]
+            inner = f"_{source}.{node.name}"
+            doc = (ast.get_docstring(node) or "").replace(
+                "async context manager", "context manager"
+            )
+            parts.append(f'\nclass {name}:\n    """{doc}\n    """\n')
+            parts.append(
+                f"\n    def __init__(self, portal: Portal, inner: {inner}) -> None:\n"
+                f"        self._portal = portal\n        self._inner = inner\n{PREPARE.get(name, '')}\n"
+            )
+            parts.extend(
+                method(part) + "\n"
+                for part in node.body
+                if isinstance(part, ast.AsyncFunctionDef) and not part.name.startswith("_")
+            )
+            parts.append(EXTRA.get(name, ""))
+    parts.append(TAIL)
+    formatted = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--stdin-filename", "sync.py", "-"],
+        input="".join(parts),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return formatted.stdout
+
+
+def main() -> int:
+    """Writes the file, or with --check says whether it is current."""
+    target = SDK / "sync.py"
+    text = render()
+    if "--check" in sys.argv:
+        current = target.read_text() if target.exists() else ""
+        if current != text:
+            print("src/skerry/sdk/sync.py is stale: run python scripts/generate_sync.py")
+            return 1
+        return 0
+    target.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

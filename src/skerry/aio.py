@@ -1,0 +1,28 @@
+"""The async face of the SDK; the package itself is the sync one."""
+
+from skerry.sdk.client import AsyncClient as Client
+from skerry.sdk.client import connect
+from skerry.sdk.files import AsyncFiles as Files
+from skerry.sdk.forward import ReverseForward
+from skerry.sdk.images import AsyncImages as Images
+from skerry.sdk.sandbox import AsyncSandbox as Sandbox
+from skerry.sdk.sandbox import AsyncSandboxes as Sandboxes
+from skerry.sdk.stream import LiveCommand
+from skerry.spec.command import RunResult, Terminal
+from skerry.spec.sandbox import SandboxInfo, State, Usage
+
+__all__ = [
+    "Client",
+    "Files",
+    "Images",
+    "LiveCommand",
+    "ReverseForward",
+    "RunResult",
+    "Sandbox",
+    "SandboxInfo",
+    "Sandboxes",
+    "State",
+    "Terminal",
+    "Usage",
+    "connect",
+]

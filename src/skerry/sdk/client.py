@@ -1,0 +1,91 @@
+"""A client of one node."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+from skerry.sdk.embedded import RUN_DIR, STATE_DIR, OwnerConnection, find_or_start
+from skerry.sdk.images import AsyncImages
+from skerry.sdk.sandbox import AsyncSandboxes
+from skerry.sdk.transport import Transport
+from skerry.wire.http import Health
+
+
+class AsyncClient:
+    """Sandboxes and images of one node. Use it as an async context manager.
+
+    Without `url` (and without SKERRY_URL in the environment) an embedded node is used: found at
+    `run_dir`, or started. Then sandboxes that are not `detached` end with this client.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        state_dir: str | None = None,
+        run_dir: str | None = None,
+    ) -> None:
+        explicit = state_dir is not None or run_dir is not None
+        self._url = url or (None if explicit else os.environ.get("SKERRY_URL"))
+        self._token = token or os.environ.get("SKERRY_TOKEN")
+        self._state_dir = state_dir or STATE_DIR
+        self._run_dir = run_dir or RUN_DIR
+        self._transport: Transport | None = None
+        self._owner: OwnerConnection | None = None
+        self.sandboxes: AsyncSandboxes
+        self.images: AsyncImages
+
+    async def __aenter__(self) -> AsyncClient:
+        if self._url is not None:
+            transport = _transport_of(self._url, self._token)
+            await transport.call("GET", "/v1/health", Health)
+        else:
+            transport = await find_or_start(self._state_dir, self._run_dir)
+            self._owner = OwnerConnection(transport)
+            await self._owner.open()
+        self._transport = transport
+        self.sandboxes = AsyncSandboxes(transport)
+        self.images = AsyncImages(transport, self.sandboxes)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._owner is not None:
+            await self._owner.close()
+        if self._transport is not None:
+            await self._transport.close()
+
+    async def health(self) -> Health:
+        """Returns the node's own view of itself."""
+        return await self._open().call("GET", "/v1/health", Health, repeatable=True)
+
+    def _open(self) -> Transport:
+        if self._transport is None:
+            raise RuntimeError("the client is not open: use it in an `async with` block")
+        return self._transport
+
+
+def _transport_of(url: str, token: str | None) -> Transport:
+    if url.startswith("unix://"):
+        return Transport("http://node", socket_path=url.removeprefix("unix://"), token=token)
+    return Transport(url, token=token)
+
+
+def connect(
+    url: str | None = None,
+    token: str | None = None,
+    *,
+    state_dir: str | None = None,
+    run_dir: str | None = None,
+) -> AsyncClient:
+    """Returns a client, to be entered: `async with skerry.aio.connect() as client`.
+
+    `url` is http://HOST:PORT or unix:///PATH; see AsyncClient for what happens without one.
+    """
+    return AsyncClient(url, token, state_dir=state_dir, run_dir=run_dir)

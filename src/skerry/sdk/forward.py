@@ -1,0 +1,120 @@
+"""Reverse forward: a port inside a sandbox that leads to a server on the client's side.
+
+The node opens no connection of its own: pieces of the forwarded connections come over one WebSocket
+to the client, which connects to the target. So a remote client's loopback servers work too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+
+import aiohttp
+import msgspec
+
+from skerry.sdk.transport import Transport
+from skerry.wire.http import ForwardFrame, ForwardOpen
+
+CHUNK = 60_000
+PENDING_CHUNKS = 64  # of one connection, towards a target that reads slowly
+
+_decode = msgspec.msgpack.Decoder(ForwardFrame).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ReverseForward:
+    """An open forward; use it as an async context manager."""
+
+    def __init__(
+        self, transport: Transport, path: str, port: int, host: str, target_port: int
+    ) -> None:
+        self._transport = transport
+        self._path = path
+        self._port = port
+        self._target = (host, target_port)
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._connections: dict[int, asyncio.Queue[ForwardFrame]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> ReverseForward:
+        self._socket = await self._transport.socket(self._path)
+        await self._socket.send_bytes(_encode(ForwardOpen(self._port)))
+        ready = await self._socket.receive()
+        if ready.type is not aiohttp.WSMsgType.BINARY:
+            await self._socket.close()
+            raise ConnectionError(f"port {self._port} could not be opened inside: {ready.extra}")
+        self._pump = asyncio.create_task(self._receive())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        tasks = [task for task in (self._pump, *self._tasks) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._socket is not None:
+            await self._socket.close()
+
+    async def _receive(self) -> None:
+        assert self._socket is not None  # noqa: S101 - set before this task is made
+        async for message in self._socket:
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                continue
+            frame = _decode(message.data)
+            if frame.opened:
+                inbox: asyncio.Queue[ForwardFrame] = asyncio.Queue(PENDING_CHUNKS)
+                self._connections[frame.conn] = inbox
+                task = asyncio.create_task(self._serve(frame.conn, inbox))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            elif (found := self._connections.get(frame.conn)) is not None:
+                await found.put(frame)
+
+    async def _serve(self, conn: int, inbox: asyncio.Queue[ForwardFrame]) -> None:
+        try:
+            reader, writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            await self._send(ForwardFrame(conn, reset=True))
+            self._connections.pop(conn, None)
+            return
+        inwards = asyncio.create_task(self._inwards(conn, reader))
+        try:
+            while True:
+                frame = await inbox.get()
+                if frame.reset:
+                    break
+                if frame.data:
+                    writer.write(frame.data)
+                    await writer.drain()
+                if frame.eof and writer.can_write_eof():
+                    writer.write_eof()
+                    await inwards
+                    break
+        except OSError:
+            await self._send(ForwardFrame(conn, reset=True))
+        finally:
+            self._connections.pop(conn, None)
+            inwards.cancel()
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _inwards(self, conn: int, reader: asyncio.StreamReader) -> None:
+        try:
+            while data := await reader.read(CHUNK):
+                await self._send(ForwardFrame(conn, data=data))
+        except OSError:
+            await self._send(ForwardFrame(conn, reset=True))
+            return
+        await self._send(ForwardFrame(conn, eof=True))
+
+    async def _send(self, frame: ForwardFrame) -> None:
+        assert self._socket is not None  # noqa: S101
+        if not self._socket.closed:
+            await self._socket.send_bytes(_encode(frame))

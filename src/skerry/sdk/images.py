@@ -1,0 +1,150 @@
+"""The layers that a node knows, and making new ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote
+
+from skerry.errors import Bug, SandboxFailed
+from skerry.sdk.sandbox import AsyncSandboxes
+from skerry.sdk.stream import events_of
+from skerry.sdk.transfer import Progress, file_chunks, pack_tree
+from skerry.sdk.transport import Transport
+from skerry.spec.layers import LayerKind, LayerManifest, parse_layer_name
+from skerry.wire.http import DebianBody
+
+Log = Callable[[str], None]
+
+
+class AsyncImages:
+    """Layers of a node's store. Names are `kind/name[:tag]`; without a kind, a base is meant."""
+
+    def __init__(self, transport: Transport, sandboxes: AsyncSandboxes) -> None:
+        self._transport = transport
+        self._sandboxes = sandboxes
+
+    async def list(self) -> list[LayerManifest]:
+        """Returns all layers, sorted by name."""
+        return await self._transport.call("GET", "/v1/images", list[LayerManifest], repeatable=True)
+
+    async def inspect(self, name: str) -> LayerManifest:
+        """Returns one layer's manifest; raises NotFound."""
+        return await self._transport.call("GET", _path(name), LayerManifest, repeatable=True)
+
+    async def remove(self, name: str) -> None:
+        """Removes a name, and its bytes once nothing refers to them; Conflict while in use."""
+        await self._transport.call("DELETE", _path(name))
+
+    async def import_tar(
+        self,
+        name: str,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        progress: Progress | None = None,
+    ) -> LayerManifest:
+        """Makes a layer of a tar file (plain, gzip, xz)."""
+        if isinstance(source, str | os.PathLike):
+            chunks = file_chunks(Path(source), progress)
+        else:
+            chunks = _handle_chunks(source, progress)
+        return await self._import(name, chunks)
+
+    async def import_directory(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        prefix: str = "/",
+        progress: Progress | None = None,
+    ) -> LayerManifest:
+        """Makes a layer of a local directory's content, placed at `prefix`."""
+        return await self._import(name, pack_tree(Path(path), progress), prefix)
+
+    async def debian(
+        self,
+        name: str,
+        suite: str,
+        packages: Sequence[str] = (),
+        *,
+        refresh: bool = False,
+        on_log: Log | None = None,
+    ) -> LayerManifest:
+        """Makes a base layer from a Debian suite with the node's own apt configuration."""
+        body = DebianBody(suite=suite, packages=tuple(packages), refresh=refresh)
+        chunks = self._transport.receive("POST", f"{_path(name)}/debian", body=body)
+        async for event in events_of(chunks):
+            if event.log is not None and on_log:
+                on_log(event.log)
+            if event.manifest is not None:
+                return event.manifest
+        raise Bug("the stream ended without a manifest or an error")
+
+    async def build(
+        self,
+        name: str,
+        *,
+        image: str = "debian:12",
+        layers: Sequence[str] = (),
+        context: str | os.PathLike[str] | None = None,
+        context_path: str = "/build",
+        steps: Sequence[str],
+        workdir: str | None = None,
+        env: dict[str, str] | None = None,
+        keep_context: bool = False,
+        memory: int | str = "2GiB",
+        timeout: float = 1800.0,  # noqa: ASYNC109 - of each step
+        on_log: Log | None = None,
+    ) -> LayerManifest:
+        """Makes a layer by running shell steps in a sandbox without network, then committing it.
+
+        The context is a local directory put at `context_path` before and left out of the layer
+        afterwards unless it is kept. A step that fails raises SandboxFailed with its output's end.
+        """
+        exclude = () if keep_context or context is None else (context_path,)
+        async with await self._sandboxes.create(
+            image=image, layers=layers, memory=memory, cpu=2, pids=2048, env=env
+        ) as sandbox:
+            if context is not None:
+                await sandbox.files.mkdir(context_path, parents=True)
+                await sandbox.files.upload(context, context_path)
+            for step in steps:
+                if on_log:
+                    on_log(f"$ {step}")
+                result = await sandbox.run(
+                    step,
+                    cwd=workdir or (context_path if context is not None else None),
+                    timeout=timeout,
+                )
+                if on_log:
+                    for line in (result.text + result.error_text).splitlines():
+                        on_log(line)
+                if not result.ok:
+                    tail = (result.text + result.error_text)[-2000:]
+                    why = result.start_error or f"status {result.exit_code}"
+                    raise SandboxFailed(
+                        f"building {name}: the step {step!r} failed ({why})\n{tail}"
+                    )
+            return await sandbox.commit(name, exclude=exclude)
+
+    async def _import(
+        self, name: str, chunks: AsyncIterator[bytes], prefix: str = "/"
+    ) -> LayerManifest:
+        params = {"kind": "tar"} | ({} if prefix == "/" else {"prefix": prefix})
+        return await self._transport.send(
+            "POST", f"{_path(name)}/import", chunks, LayerManifest, params
+        )
+
+
+def _path(name: str) -> str:
+    parsed = parse_layer_name(name, LayerKind.BASE)
+    return "/v1/images/" + quote(str(parsed), safe="/:@")
+
+
+async def _handle_chunks(source: BinaryIO, progress: Progress | None) -> AsyncIterator[bytes]:
+    while chunk := source.read(256 * 1024):
+        if progress:
+            progress(len(chunk))
+        yield chunk

@@ -1,0 +1,623 @@
+"""The sync face, made by scripts/generate_sync.py from the async classes. Do not edit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, BinaryIO, cast
+
+from skerry.sdk import client as _client
+from skerry.sdk import files as _files
+from skerry.sdk import images as _images
+from skerry.sdk import sandbox as _sandbox
+from skerry.sdk import stream as _stream
+from skerry.sdk.files import Entries
+from skerry.sdk.images import Log
+from skerry.sdk.portal import Portal, to_async
+from skerry.sdk.sandbox import Command
+from skerry.sdk.transfer import Progress
+from skerry.spec.command import RunResult, Terminal
+from skerry.spec.files import Change, FileInfo
+from skerry.spec.layers import LayerManifest
+from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
+from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.wire.http import BatchItem, Health, OpStatus, StreamEvent
+
+
+class LiveCommand:
+    """A command with open standard input, over a WebSocket; iterate for its events."""
+
+    def __init__(self, portal: Portal, inner: _stream.LiveCommand) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def send(self, data: bytes) -> None:
+        """Sends bytes to its standard input, waiting while it does not read."""
+        return self._portal.call(self._inner.send(data))
+
+    def end_input(self) -> None:
+        """Ends its standard input."""
+        return self._portal.call(self._inner.end_input())
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to every process of the command."""
+        return self._portal.call(self._inner.signal(number))
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Sets the size of its terminal."""
+        return self._portal.call(self._inner.resize(rows, cols))
+
+    def cancel(self) -> None:
+        """Ends every process of the command."""
+        return self._portal.call(self._inner.cancel())
+
+    def close(self) -> None:
+        """Closes the connection; the command goes on without it."""
+        return self._portal.call(self._inner.close())
+
+    @property
+    def result(self) -> RunResult | None:
+        """The result, once it has come."""
+        return self._inner.result
+
+    def __iter__(self) -> Iterator[StreamEvent]:
+        """Yields events up to the result."""
+        return self._portal.iterate(self._inner.__aiter__())
+
+
+class Files:
+    """File operations inside a sandbox, done with the rights of `user` (default: the sandbox's).
+
+    Paths are absolute, or relative to the sandbox's working directory. Every method raises NotFound
+    for a missing path and FileRefused (with `errno` in its fields) for what the sandbox refuses.
+    """
+
+    def __init__(self, portal: Portal, inner: _files.AsyncFiles) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def read(
+        self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
+    ) -> bytes:
+        """Returns a file's bytes, or the part asked for."""
+        return self._portal.call(self._inner.read(path, offset=offset, length=length, user=user))
+
+    def read_text(self, path: str, *, user: str | None = None) -> str:
+        """Returns a file's content as UTF-8, undecodable bytes replaced."""
+        return self._portal.call(self._inner.read_text(path, user=user))
+
+    def read_chunks(
+        self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
+    ) -> Iterator[bytes]:
+        """Yields a file's bytes as they come, in constant memory."""
+        return self._portal.iterate(
+            self._inner.read_chunks(path, offset=offset, length=length, user=user)
+        )
+
+    def write(
+        self,
+        path: str,
+        content: bytes | str | Iterator[bytes],
+        *,
+        mode: int = 420,
+        parents: bool = True,
+        append: bool = False,
+        exclusive: bool = False,
+        user: str | None = None,
+    ) -> FileInfo:
+        """Writes a file: readers see the old or the new content, and the new one when this returns."""
+        return self._portal.call(
+            self._inner.write(
+                path,
+                to_async(content),
+                mode=mode,
+                parents=parents,
+                append=append,
+                exclusive=exclusive,
+                user=user,
+            )
+        )
+
+    def stat(self, path: str, *, user: str | None = None) -> FileInfo:
+        """Returns what a path is, without following a link."""
+        return self._portal.call(self._inner.stat(path, user=user))
+
+    def exists(self, path: str, *, user: str | None = None) -> bool:
+        """Returns whether a path exists (a dangling link does)."""
+        return self._portal.call(self._inner.exists(path, user=user))
+
+    def list(self, path: str, *, user: str | None = None) -> Entries:
+        """Returns a directory's entries, sorted by name."""
+        return self._portal.call(self._inner.list(path, user=user))
+
+    def mkdir(
+        self, path: str, *, mode: int = 493, parents: bool = False, user: str | None = None
+    ) -> None:
+        """Makes a directory."""
+        return self._portal.call(self._inner.mkdir(path, mode=mode, parents=parents, user=user))
+
+    def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
+        """Removes a file, a link, or with `recursive` a tree."""
+        return self._portal.call(self._inner.remove(path, recursive=recursive, user=user))
+
+    def rename(self, path: str, to: str, *, user: str | None = None) -> None:
+        """Renames a path, replacing what `to` names."""
+        return self._portal.call(self._inner.rename(path, to, user=user))
+
+    def chmod(self, path: str, mode: int, *, user: str | None = None) -> None:
+        """Sets a path's mode."""
+        return self._portal.call(self._inner.chmod(path, mode, user=user))
+
+    def upload(
+        self,
+        local: str | os.PathLike[str],
+        path: str,
+        *,
+        user: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Puts a local file at `path`, or a local directory's content beneath it."""
+        return self._portal.call(self._inner.upload(local, path, user=user, progress=progress))
+
+    def download(
+        self,
+        path: str,
+        local: str | os.PathLike[str],
+        *,
+        user: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Puts the file at `path` into a local file, or a directory's content beneath a local one.
+
+        Nothing is written outside `local`, and no setuid bit is kept.
+        """
+        return self._portal.call(self._inner.download(path, local, user=user, progress=progress))
+
+    def put_tree(self, path: str, tar: Iterator[bytes], *, user: str | None = None) -> None:
+        """Unpacks a tar beneath `path` inside; members that would leave it are refused."""
+        return self._portal.call(self._inner.put_tree(path, to_async(tar), user=user))
+
+    def get_tree(self, path: str, *, user: str | None = None) -> Iterator[bytes]:
+        """Yields a tar of what is beneath `path`."""
+        return self._portal.iterate(self._inner.get_tree(path, user=user))
+
+
+class Sandbox:
+    """A sandbox on a node. As an context manager it is destroyed at the end of the block."""
+
+    def __init__(self, portal: Portal, inner: _sandbox.AsyncSandbox) -> None:
+        self._portal = portal
+        self._inner = inner
+        self.id = inner.id
+        self.created_as = inner.created_as
+        self.files = Files(portal, inner.files)
+
+    def info(self) -> SandboxInfo:
+        """Returns its state, spec and times."""
+        return self._portal.call(self._inner.info())
+
+    def usage(self) -> Usage:
+        """Returns what it has used since it was made."""
+        return self._portal.call(self._inner.usage())
+
+    def wait(self, state: State = State.STOPPED, *, timeout: float = 3600.0) -> SandboxInfo:
+        """Returns when it is in the state, or has ended; InvalidRequest if the time passes first."""
+        return self._portal.call(self._inner.wait(state, timeout=timeout))
+
+    def run(
+        self,
+        command: Command,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT_DEFAULT,
+        terminal: Terminal | None = None,
+        op_id: str | None = None,
+    ) -> RunResult:
+        """Runs a command (argv, or a shell line) to its end and returns its result.
+
+        A lost connection is repaired and the command is never run twice; an exception or Ctrl-C here
+        ends the command inside. Exit status, timeout and a missing program are in the result.
+        """
+        return self._portal.call(
+            self._inner.run(
+                command,
+                env=env,
+                cwd=cwd,
+                user=user,
+                stdin=stdin,
+                timeout=timeout,
+                output_limit=output_limit,
+                terminal=terminal,
+                op_id=op_id,
+            )
+        )
+
+    def stream(
+        self,
+        command: Command,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT_DEFAULT,
+        terminal: Terminal | None = None,
+    ) -> Iterator[StreamEvent]:
+        """Runs a command and yields its output as it comes, then its result (the last event).
+
+        Leaving the iteration early ends the command.
+        """
+        return self._portal.iterate(
+            self._inner.stream(
+                command,
+                env=env,
+                cwd=cwd,
+                user=user,
+                stdin=stdin,
+                timeout=timeout,
+                output_limit=output_limit,
+                terminal=terminal,
+            )
+        )
+
+    @contextlib.contextmanager
+    def attach(
+        self,
+        command: Command,
+        *,
+        terminal: Terminal | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[LiveCommand]:
+        """Starts a command whose standard input stays open; it ends with the block."""
+        with self._portal.block(
+            self._inner.attach(
+                command, terminal=terminal, env=env, cwd=cwd, user=user, timeout=timeout
+            )
+        ) as value:
+            yield LiveCommand(self._portal, value)
+
+    def ops(self) -> list[OpStatus]:
+        """Returns the operations it has had, oldest first."""
+        return self._portal.call(self._inner.ops())
+
+    def op(self, op_id: str, *, wait: float = 0.0) -> OpStatus:
+        """Returns one operation's state, after waiting up to `wait` seconds for its end."""
+        return self._portal.call(self._inner.op(op_id, wait=wait))
+
+    def signal(self, op_id: str, number: int) -> None:
+        """Sends a signal to every process of a running operation."""
+        return self._portal.call(self._inner.signal(op_id, number))
+
+    def cancel(self, op_id: str) -> None:
+        """Ends every process of a running operation; its result then says cancelled."""
+        return self._portal.call(self._inner.cancel(op_id))
+
+    def diff(self) -> tuple[Change, ...]:
+        """Returns what changed since it was made, sorted by path."""
+        return self._portal.call(self._inner.diff())
+
+    def diff_tar(self, under: str = "/") -> Iterator[bytes]:
+        """Yields a tar of the added and modified paths beneath `under`."""
+        return self._portal.iterate(self._inner.diff_tar(under))
+
+    def commit(self, name: str, *, exclude: Sequence[str] = ()) -> LayerManifest:
+        """Makes the layer `kind/name[:tag]` of what it wrote; everything written before is in it."""
+        return self._portal.call(self._inner.commit(name, exclude=exclude))
+
+    def destroy(self) -> None:
+        """Leaves nothing of it behind; may be called twice."""
+        return self._portal.call(self._inner.destroy())
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.destroy()
+
+    @contextlib.contextmanager
+    def reverse_forward(self, port: int, host: str, target_port: int) -> Iterator[None]:
+        """Connects 127.0.0.1:`port` inside to `host`:`target_port` as seen from here, for a block."""
+        with self._portal.block(self._inner.reverse_forward(port, host, target_port)):
+            yield
+
+
+class Sandboxes:
+    """The sandboxes of a node."""
+
+    def __init__(self, portal: Portal, inner: _sandbox.AsyncSandboxes) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def create(
+        self,
+        backend: str = "container",
+        *,
+        image: str = "debian:12",
+        layers: Sequence[str] = (),
+        cpu: float = 1.0,
+        memory: int | str = "1GiB",
+        pids: int = 512,
+        disk: int | str | None = None,
+        nofile: int = 4096,
+        env: dict[str, str] | None = None,
+        user: str = "root",
+        workdir: str = "/root",
+        hostname: str = "skerry",
+        network: Sequence[str] = (),
+        idle_timeout: float | None = None,
+        on_idle: str = "stop",
+        ttl: float | None = None,
+        labels: dict[str, str] | None = None,
+        key: str | None = None,
+        detached: bool = False,
+    ) -> Sandbox:
+        """Returns a running sandbox. With `key`, a repeat returns the one that the first call made."""
+        return Sandbox(
+            self._portal,
+            self._portal.call(
+                self._inner.create(
+                    backend,
+                    image=image,
+                    layers=layers,
+                    cpu=cpu,
+                    memory=memory,
+                    pids=pids,
+                    disk=disk,
+                    nofile=nofile,
+                    env=env,
+                    user=user,
+                    workdir=workdir,
+                    hostname=hostname,
+                    network=network,
+                    idle_timeout=idle_timeout,
+                    on_idle=on_idle,
+                    ttl=ttl,
+                    labels=labels,
+                    key=key,
+                    detached=detached,
+                )
+            ),
+        )
+
+    def create_many(
+        self,
+        count: int,
+        backend: str = "container",
+        *,
+        image: str = "debian:12",
+        layers: Sequence[str] = (),
+        cpu: float = 1.0,
+        memory: int | str = "1GiB",
+        pids: int = 512,
+        disk: int | str | None = None,
+        nofile: int = 4096,
+        env: dict[str, str] | None = None,
+        user: str = "root",
+        workdir: str = "/root",
+        hostname: str = "skerry",
+        network: Sequence[str] = (),
+        idle_timeout: float | None = None,
+        on_idle: str = "stop",
+        ttl: float | None = None,
+        labels: dict[str, str] | None = None,
+        detached: bool = False,
+    ) -> list[Sandbox]:
+        """Returns `count` running sandboxes made in one request, or raises and leaves none."""
+        found = self._portal.call(
+            self._inner.create_many(
+                count,
+                backend,
+                image=image,
+                layers=layers,
+                cpu=cpu,
+                memory=memory,
+                pids=pids,
+                disk=disk,
+                nofile=nofile,
+                env=env,
+                user=user,
+                workdir=workdir,
+                hostname=hostname,
+                network=network,
+                idle_timeout=idle_timeout,
+                on_idle=on_idle,
+                ttl=ttl,
+                labels=labels,
+                detached=detached,
+            )
+        )
+        return [Sandbox(self._portal, item) for item in found]
+
+    def create_batch(
+        self, spec: SandboxSpec, count: int, *, all_or_nothing: bool = False
+    ) -> tuple[BatchItem, ...]:
+        """Asks for `count` sandboxes and returns each one's info or error, in order."""
+        return self._portal.call(
+            self._inner.create_batch(spec, count, all_or_nothing=all_or_nothing)
+        )
+
+    def destroy_many(self, sandboxes: Sequence[Sandbox | str]) -> None:
+        """Destroys them in one request; raises the first error after all were tried."""
+        return self._portal.call(
+            self._inner.destroy_many(
+                [item if isinstance(item, str) else item._inner for item in sandboxes]
+            )
+        )
+
+    def get(self, sandbox_id: str) -> Sandbox:
+        """Returns a handle for an existing sandbox; raises NotFound."""
+        return Sandbox(self._portal, self._portal.call(self._inner.get(sandbox_id)))
+
+    def list(
+        self,
+        *,
+        state: str | None = None,
+        labels: dict[str, str] | None = None,
+        key: str | None = None,
+    ) -> list[SandboxInfo]:
+        """Returns all sandboxes that match, oldest first."""
+        return self._portal.call(self._inner.list(state=state, labels=labels, key=key))
+
+
+class Images:
+    """Layers of a node's store. Names are `kind/name[:tag]`; without a kind, a base is meant."""
+
+    def __init__(self, portal: Portal, inner: _images.AsyncImages) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def list(self) -> list[LayerManifest]:
+        """Returns all layers, sorted by name."""
+        return self._portal.call(self._inner.list())
+
+    def inspect(self, name: str) -> LayerManifest:
+        """Returns one layer's manifest; raises NotFound."""
+        return self._portal.call(self._inner.inspect(name))
+
+    def remove(self, name: str) -> None:
+        """Removes a name, and its bytes once nothing refers to them; Conflict while in use."""
+        return self._portal.call(self._inner.remove(name))
+
+    def import_tar(
+        self,
+        name: str,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        progress: Progress | None = None,
+    ) -> LayerManifest:
+        """Makes a layer of a tar file (plain, gzip, xz)."""
+        return self._portal.call(self._inner.import_tar(name, source, progress=progress))
+
+    def import_directory(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        prefix: str = "/",
+        progress: Progress | None = None,
+    ) -> LayerManifest:
+        """Makes a layer of a local directory's content, placed at `prefix`."""
+        return self._portal.call(
+            self._inner.import_directory(name, path, prefix=prefix, progress=progress)
+        )
+
+    def debian(
+        self,
+        name: str,
+        suite: str,
+        packages: Sequence[str] = (),
+        *,
+        refresh: bool = False,
+        on_log: Log | None = None,
+    ) -> LayerManifest:
+        """Makes a base layer from a Debian suite with the node's own apt configuration."""
+        return self._portal.call(
+            self._inner.debian(name, suite, packages, refresh=refresh, on_log=on_log)
+        )
+
+    def build(
+        self,
+        name: str,
+        *,
+        image: str = "debian:12",
+        layers: Sequence[str] = (),
+        context: str | os.PathLike[str] | None = None,
+        context_path: str = "/build",
+        steps: Sequence[str],
+        workdir: str | None = None,
+        env: dict[str, str] | None = None,
+        keep_context: bool = False,
+        memory: int | str = "2GiB",
+        timeout: float = 1800.0,
+        on_log: Log | None = None,
+    ) -> LayerManifest:
+        """Makes a layer by running shell steps in a sandbox without network, then committing it.
+
+        The context is a local directory put at `context_path` before and left out of the layer
+        afterwards unless it is kept. A step that fails raises SandboxFailed with its output's end.
+        """
+        return self._portal.call(
+            self._inner.build(
+                name,
+                image=image,
+                layers=layers,
+                context=context,
+                context_path=context_path,
+                steps=steps,
+                workdir=workdir,
+                env=env,
+                keep_context=keep_context,
+                memory=memory,
+                timeout=timeout,
+                on_log=on_log,
+            )
+        )
+
+
+class Client:
+    """Sandboxes and images of one node; close it, or use it as a context manager."""
+
+    def __init__(self, inner: _client.AsyncClient) -> None:
+        self._inner = inner
+        self._portal = Portal()
+        try:
+            self._portal.call(inner.__aenter__())
+        except BaseException:
+            self._portal.close()
+            raise
+        self.sandboxes = Sandboxes(self._portal, inner.sandboxes)
+        self.images = Images(self._portal, inner.images)
+
+    def health(self) -> Health:
+        """Returns the node's own view of itself."""
+        return self._portal.call(self._inner.health())
+
+    def close(self) -> None:
+        """Gives up what the client holds; its undetached sandboxes on an embedded node end."""
+        try:
+            self._portal.call(self._inner.__aexit__(None, None, None))
+        finally:
+            self._portal.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def connect(
+    url: str | None = None,
+    token: str | None = None,
+    *,
+    state_dir: str | None = None,
+    run_dir: str | None = None,
+) -> Client:
+    """Returns an open client; `url` is http://HOST:PORT or unix:///PATH.
+
+    Without one (and without SKERRY_URL) an embedded node is found or started; that needs root.
+    """
+    return Client(_client.AsyncClient(url, token, state_dir=state_dir, run_dir=run_dir))
