@@ -1,0 +1,183 @@
+"""The two faces stay one implementation; streams and commands are checked at the edge."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import skerry
+from skerry.errors import Conflict, InvalidRequest, Unavailable
+from skerry.sdk.portal import Portal
+from skerry.sdk.sandbox import command_of, spec_of
+from skerry.sdk.stream import events_of
+from skerry.spec.command import RunResult
+from skerry.wire.http import ErrorBody, StreamEvent
+
+ROOT = Path(__file__).parents[3]
+
+
+def framed(*events: StreamEvent) -> bytes:
+    encoded = [msgspec.msgpack.encode(event) for event in events]
+    return b"".join(struct.pack("<I", len(item)) + item for item in encoded)
+
+
+async def byte_by_byte(data: bytes) -> AsyncIterator[bytes]:
+    for value in data:
+        yield bytes([value])
+
+
+async def test_events_split_at_every_byte_arrive_whole() -> None:
+    data = framed(StreamEvent(stdout=b"a\x00b"), StreamEvent(result=RunResult(exit_code=3)))
+    events = [event async for event in events_of(byte_by_byte(data))]
+    assert events[0].stdout == b"a\x00b"
+    assert events[1].result is not None
+    assert events[1].result.exit_code == 3
+
+
+@pytest.mark.parametrize("keep", [0, 7, -1])
+async def test_a_stream_without_its_end_is_never_a_success(keep: int) -> None:
+    data = framed(StreamEvent(stdout=b"half"), StreamEvent(result=RunResult(exit_code=0)))[:keep]
+    with pytest.raises(Unavailable):
+        _ = [event async for event in events_of(byte_by_byte(data))]
+
+
+async def test_an_error_event_is_raised_as_its_own_class() -> None:
+    data = framed(StreamEvent(error=ErrorBody.of(Conflict("busy", holder="me"))))
+    with pytest.raises(Conflict, match="busy") as caught:
+        _ = [event async for event in events_of(byte_by_byte(data))]
+    assert caught.value.fields == {"holder": "me"}
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ([], {}),
+        ("x", {"timeout": float("nan")}),
+        ("x", {"timeout": -1}),
+        ("x", {"timeout": float("inf")}),
+        (["a\x00b"], {}),
+        (["x" * 200_000], {}),
+        ("x", {"env": {"A=B": "1"}}),
+        ("x", {"env": {"A": "1\x00"}}),
+        ("x", {"cwd": ""}),
+        ("x", {"output_limit": -1}),
+    ],
+)
+def test_a_bad_command_is_refused_before_it_is_sent(
+    command: object, extra: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidRequest):
+        command_of(command, **extra)  # type: ignore[arg-type]
+
+
+def test_a_newline_in_a_value_is_no_fault() -> None:
+    assert command_of("x", env={"A": "1\n2"}).env == {"A": "1\n2"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memory": "lots"},
+        {"cpu": float("nan")},
+        {"pids": 0},
+        {"on_idle": "sleep"},
+        {"ttl": -1},
+        {"hostname": "a b"},
+        {"image": "../x"},
+        {"layers": ["nokind"]},
+        {"network": ["pypi"]},
+    ],
+)
+def test_a_bad_spec_is_refused_before_it_is_sent(change: dict[str, object]) -> None:
+    good: dict[str, object] = {
+        "memory": "1GiB",
+        "disk": None,
+        "layers": (),
+        "network": (),
+        "idle_timeout": None,
+        "on_idle": "stop",
+        "ttl": None,
+        "env": None,
+        "labels": None,
+        "image": "debian:12",
+        "cpu": 1.0,
+        "pids": 64,
+        "nofile": 1024,
+        "user": "root",
+        "workdir": "/root",
+        "hostname": "h",
+        "key": None,
+        "detached": False,
+    }
+    spec_of("container", **good)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest):
+        spec_of("container", **(good | change))  # type: ignore[arg-type]
+
+
+def test_the_sync_face_is_what_the_generator_writes() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/generate_sync.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_public_names_are_sorted_and_load() -> None:
+    assert skerry.__all__ == sorted(skerry.__all__)
+    for name in skerry.__all__:
+        assert getattr(skerry, name).__name__ == name
+
+
+def test_importing_the_package_loads_no_http_client() -> None:
+    code = "import sys, skerry; sys.exit('aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_portal_runs_calls_from_many_threads_and_ends() -> None:
+    portal = Portal()
+    results: list[int] = []
+
+    async def double(value: int) -> int:
+        await asyncio.sleep(0)
+        return value * 2
+
+    threads = [
+        threading.Thread(target=lambda n=n: results.append(portal.call(double(n))))
+        for n in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    portal.close()
+    assert sorted(results) == [2 * n for n in range(20)]
+    with pytest.raises(RuntimeError, match="closed"):
+        portal.call(double(1))
+
+
+def test_an_iteration_left_early_closes_the_async_side() -> None:
+    portal = Portal()
+    closed = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            for value in range(100):
+                yield value
+        finally:
+            closed.append(True)
+
+    iterator = portal.iterate(numbers())
+    assert next(iterator) == 0
+    iterator.close()  # type: ignore[attr-defined]
+    portal.close()
+    assert closed == [True]

@@ -1,0 +1,108 @@
+"""Trees to and from a sandbox: what survives, what is refused on this side."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from skerry.errors import InvalidRequest, SandboxFailed
+from skerry.sdk.transfer import pack_tree, unpack_tree
+
+
+async def pieces(data: bytes, size: int = 1000) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+def tar_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for info, content in members:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+async def test_a_tree_with_odd_names_and_links_comes_back_equal(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    (source / ".dot" / "schöne Datei").mkdir(parents=True)
+    (source / ".dot" / "schöne Datei" / "x").write_bytes(os.urandom(700_000))
+    (source / "link").symlink_to(".dot/schöne Datei/x")
+    (source / "run").write_text("#!/bin/sh\n")
+    (source / "run").chmod(0o755)
+    os.mkdir(os.fsencode(source) + b"/bad\xff")
+    await unpack_tree(pack_tree(source), tmp_path / "out")
+    out = tmp_path / "out"
+    assert (out / ".dot/schöne Datei/x").read_bytes() == (
+        source / ".dot/schöne Datei/x"
+    ).read_bytes()
+    assert os.readlink(out / "link") == ".dot/schöne Datei/x"
+    assert stat.S_IMODE((out / "run").stat().st_mode) == 0o755
+    assert b"bad\xff" in os.listdir(os.fsencode(out))
+
+
+async def test_members_are_owned_by_root_in_the_packed_tree(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x")
+    packed = b"".join([chunk async for chunk in pack_tree(tmp_path)])
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        assert [(member.uid, member.gid, member.uname) for member in tar] == [(0, 0, "")]
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "a/../../evil"])
+async def test_a_member_that_leaves_the_target_is_refused(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "deep" / "target"
+    with contextlib.suppress(SandboxFailed):
+        await unpack_tree(pieces(tar_of((tarfile.TarInfo(name), b"x"))), target)
+    assert not (tmp_path / "deep" / "evil").exists()
+    assert not (tmp_path / "evil").exists()
+    assert not Path("/etc/evil").exists()
+
+
+async def test_a_link_that_leaves_the_target_is_refused(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("way")
+    link.type = tarfile.SYMTYPE
+    link.linkname = "../.."
+    with pytest.raises(SandboxFailed):
+        await unpack_tree(
+            pieces(tar_of((link, b""), (tarfile.TarInfo("way/x"), b"1"))), tmp_path / "t"
+        )
+
+
+async def test_a_setuid_bit_does_not_reach_this_host(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("su")
+    info.mode = 0o6755
+    await unpack_tree(pieces(tar_of((info, b"x"))), tmp_path)
+    assert stat.S_IMODE((tmp_path / "su").stat().st_mode) & 0o6000 == 0
+
+
+async def test_a_device_is_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("null")
+    info.type = tarfile.CHRTYPE
+    info.devmajor, info.devminor = 1, 3
+    with pytest.raises(SandboxFailed):
+        await unpack_tree(pieces(tar_of((info, b""))), tmp_path)
+
+
+async def test_a_stream_that_breaks_off_is_an_error(tmp_path: Path) -> None:
+    whole = tar_of((tarfile.TarInfo("a"), os.urandom(50_000)))
+    with pytest.raises(SandboxFailed):
+        await unpack_tree(pieces(whole[:20_000]), tmp_path)
+
+
+async def test_a_reader_that_stops_early_ends_the_packing_thread(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(8 << 20))
+    stream = pack_tree(tmp_path)
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_packing_what_is_no_directory_is_the_callers_fault(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="not a directory"):
+        await anext(pack_tree(tmp_path / "missing"))
