@@ -1,0 +1,130 @@
+/* The child's half of a START: from the clone to the exec of skerry-init. Nothing here returns to the
+ * launcher's loop; what went wrong and how long each step took stands in the shared report. */
+#include "child.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+
+#define NS_GET_USERNS _IO(0xb7, 0x1)
+
+static int do_session(struct child *c, const struct step *s)
+{
+	(void)c;
+	(void)s;
+	umask(0);
+	return setsid() < 0 ? -errno : 0;
+}
+
+static int do_join(struct child *c, const struct step *s)
+{
+	struct slot *slot = c->i->slot;
+	int err = sys_setns(slot->net_fd, CLONE_NEWNET);
+
+	(void)s;
+	if (err)
+		return err;
+	if (!slot->has_cgroup_ns) {
+		c->user_fd = slot->user_fd;
+		return sys_unshare(CLONE_NEWCGROUP);
+	}
+	/* One descriptor holds both: the cgroup namespace belongs to the user namespace. */
+	c->user_fd = ioctl(slot->user_fd, NS_GET_USERNS);
+	return c->user_fd < 0 ? -errno : sys_setns(slot->user_fd, CLONE_NEWCGROUP);
+}
+
+static int do_hostname(struct child *c, const struct step *s)
+{
+	(void)c;
+	return sethostname(s->a, strlen(s->a)) < 0 ? -errno : 0;
+}
+
+/* Opened by root: the agent's children write to it without a privilege of their own. */
+static int do_tasks(struct child *c, const struct step *s)
+{
+	int fd = open_at(AT_FDCWD, s->a, O_WRONLY);
+
+	return fd < 0 ? fd : (c->files[c->file_count++] = fd, 0);
+}
+
+static int do_oom(struct child *c, const struct step *s)
+{
+	int fd = open_at(AT_FDCWD, s->a, O_RDONLY);
+
+	return fd < 0 ? fd : (c->files[c->file_count++] = fd, 0);
+}
+
+static int do_work(struct child *c, const struct step *s)
+{
+	c->work_fd = open_at(AT_FDCWD, s->a, O_RDONLY | O_DIRECTORY);
+	return c->work_fd < 0 ? c->work_fd : 0;
+}
+
+static int do_snapshot(struct child *c, const struct step *s)
+{
+	int fd = c->i->launcher->upper_fd;
+	int err = upper_snapshot(fd, s->b, s->a, false);
+
+	return err ? err : upper_rework(fd, s->a, s->n);
+}
+
+static int do_limit(struct child *c, const struct step *s)
+{
+	return upper_limit(c->i->launcher, s->a, s->n);
+}
+
+static int do_limits(struct child *c, const struct step *s)
+{
+	(void)c;
+	(void)s;
+	return limits_set();
+}
+
+static int do_exec(struct child *c, const struct step *s)
+{
+	char *const argv[] = {(char[]){"skerry-init"}, NULL}, *const envp[] = {NULL};
+
+	(void)s;
+	c->i->report->started_ns = now_ns();
+	return sys_execveat(FD_IMAGE, argv, envp);
+}
+
+static int (*const run[OP_COUNT])(struct child *, const struct step *) = {
+	[OP_SESSION] = do_session, [OP_JOIN] = do_join, [OP_HOSTNAME] = do_hostname,
+	[OP_TASKS] = do_tasks, [OP_OOM] = do_oom, [OP_WORK] = do_work, [OP_SNAPSHOT] = do_snapshot,
+	[OP_LIMIT] = do_limit, [OP_LOWER] = mount_lower, [OP_OVERLAY] = mount_overlay,
+	[OP_SHARED] = mount_shared, [OP_LEAVE] = mount_leave, [OP_ROOT] = mount_root,
+	[OP_DEV] = mount_part, [OP_RUN] = mount_part, [OP_PROC] = mount_proc,
+	[OP_DEVPTS] = mount_devpts, [OP_MQUEUE] = mount_mqueue, [OP_HIDE_FILE] = mount_over_file,
+	[OP_HIDE_DIR] = mount_over_dir, [OP_READONLY] = mount_readonly, [OP_CHROOT] = mount_chroot,
+	[OP_LIMITS] = do_limits, [OP_CONFIG] = hand_config, [OP_DESCRIPTORS] = hand_descriptors,
+	[OP_SECCOMP] = drop_seccomp, [OP_IDENTITY] = drop_identity, [OP_EXEC] = do_exec,
+};
+
+_Noreturn void child_run(struct instance *i, int status)
+{
+	struct child c = {.i = i, .status_fd = status, .user_fd = -1, .work_fd = -1, .overlay_fd = -1,
+			  .shared_fd = -1, .config_fd = -1};
+	struct report *report = i->report;
+	uint64_t before = now_ns();
+
+	for (unsigned n = i->plan->first_child; n < i->plan->count; n++) {
+		const struct step *s = &i->plan->steps[n];
+		uint64_t now;
+		int err;
+
+		report->step = n;
+		err = fault_injected(i->launcher, s->op) ? -EIO : run[s->op](&c, s);
+		if (err) {
+			report->error = err;
+			break;
+		}
+		now = now_ns();
+		report->us[n] = (uint32_t)((now - before) / 1000);
+		before = now;
+	}
+	_exit(127);
+}

@@ -1,0 +1,175 @@
+/* The launcher's state and its parts. Error convention: native/README.md. */
+#ifndef SKERRY_LAUNCHER_H
+#define SKERRY_LAUNCHER_H
+
+#include <linux/filter.h>
+
+#include "loop.h"
+#include "plan.h"
+
+enum { BUCKETS = 4096, LAYER_TABLE_MAX = 512, IN_FLIGHT_MAX = 64, POOL_MAX = 256, VERSION = 1 };
+/* Exit status of a process that the launcher only adopted: the kernel tells it to the parent alone. */
+enum { STATUS_UNKNOWN = 0 };
+
+/* Filled by a starting child in shared memory; read by the launcher at the end of the status pipe. */
+struct report {
+	int32_t error;      /* negative errno of the step at fault, or 0 */
+	uint32_t step;      /* index of the step under way */
+	uint32_t us[PLAN_MAX];
+	uint64_t started_ns; /* of OP_EXEC */
+};
+
+struct slot {
+	struct slot *next;
+	uint64_t id, uid_base, owner_uid;
+	int user_fd;   /* the user namespace, or a cgroup namespace that it owns (has_cgroup_ns) */
+	int net_fd;
+	bool has_cgroup_ns;
+	bool adopted;  /* made by an earlier launcher: its descriptors are gone, it is not used again */
+	uint64_t sockets; /* in its network namespace when that was made */
+	struct instance *user; /* Invariant: user == NULL or user->slot == this */
+};
+
+/* A request that is answered later. */
+struct pending {
+	uint32_t id;
+	uint64_t connection;
+	bool set;
+};
+
+struct instance {
+	struct instance *next;
+	char id[65];
+	enum { STARTING, UNDOING, RUNNING, STOPPING, ENDED } state;
+	bool adopted;
+	struct slot *slot;
+	int wait_status;
+	struct request *request; /* START's, kept for its groups, socket and layers; ADOPT's likewise */
+	struct request *stop;    /* STOP's while it is under way */
+	struct pending start_reply, stop_reply;
+	struct launcher *launcher;
+	/* While starting */
+	struct plan *plan;
+	struct report *report;
+	unsigned done; /* steps of the launcher that were done */
+	int listener;
+	uint64_t begun_ns;
+	struct watch status;
+	/* While alive */
+	struct watch death; /* pidfd; -1 after the end */
+	pid_t pid;
+	struct timer timer;
+};
+
+struct launcher {
+	struct loop loop;
+	const char *run_dir, *state_dir, *log_file, *fail_at;
+	struct roots cgroup_roots, bind_roots;
+	int log, lock, host_mounts, host_net, cradle, image; /* descriptors; see mountns.c, image.c */
+	struct sock_fprog filter;
+	uint32_t masks;
+	struct watch listener, client;
+	uint64_t connection;
+	struct instance *instances[BUCKETS];
+	struct slot *slots[BUCKETS];
+	unsigned adopted;
+	char layers[LAYER_TABLE_MAX][65];
+	unsigned layer_count;
+	enum { UPPER_NONE, UPPER_BTRFS, UPPER_DIR } upper;
+	bool upper_quota;
+	int upper_fd;
+	unsigned pool[POOL_MAX], pool_count, pool_next; /* numbers of clean spare subvolumes */
+	bool trash_running, trash_again;
+	uint64_t trash_next;
+	struct report *reports; /* IN_FLIGHT_MAX, shared with the children */
+	uint64_t reports_used;  /* bit per report */
+	bool shutting_down;
+};
+
+/* serve.c: answers */
+struct failure {
+	const char *step;
+	int error; /* negative errno */
+	char text[160];
+};
+int fail(struct failure *f, const char *step, int error, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+int serve_open(struct launcher *l);
+struct pending pending_of(const struct launcher *l, const struct request *r);
+void reply_ok(struct launcher *l, const struct pending *p, struct builder *b);
+void reply_fail(struct launcher *l, const struct pending *p, const char *step, int error,
+		const char *text);
+void send_event(struct launcher *l, uint8_t type, struct builder *b);
+/* The one buffer of answers, emptied. */
+struct builder *answer(void);
+void log_line(const struct launcher *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* mountns.c */
+int mountns_enter(struct launcher *l, struct failure *f);
+void mountns_leave(struct launcher *l);
+
+/* image.c: skerry-init in a sealed memfd */
+int image_load(const char *path);
+
+/* table.c */
+struct instance *instance_find(struct launcher *l, const char *id);
+void instance_add(struct launcher *l, struct instance *i);
+void instance_remove(struct launcher *l, struct instance *i);
+struct slot *slot_find(struct launcher *l, uint64_t id);
+void slot_add(struct launcher *l, struct slot *s);
+void slot_remove(struct launcher *l, struct slot *s);
+
+/* groups.c: cgroup steps and files */
+int group_run(const struct launcher *l, const struct group_step *s, bool *made);
+int groups_run(const struct launcher *l, const struct request *r, struct failure *f);
+int group_parent(const char *group, char *out, size_t size);
+/* Removes the groups below (not itself). */
+void group_clear(const char *group);
+int group_kill(const char *agent_group);
+
+/* slot.c */
+void slot_make(struct launcher *l, struct request *r);
+int slot_drop(struct launcher *l, struct request *r, struct failure *f);
+/* Whether the slot's network namespace is as it was made. */
+bool slot_net_clean(struct launcher *l, struct slot *s, char *why, size_t size);
+/* Replaces the network namespace; `done` gets the job whose owner is given. */
+int slot_net_replace(struct launcher *l, void (*done)(struct job *, struct job_result *), void *owner);
+
+/* layer.c */
+void layer_mount(struct launcher *l, struct request *r);
+int layer_unmount(struct launcher *l, const struct request *r, struct failure *f);
+bool layer_known(const struct launcher *l, const char *id);
+void layers_recover(struct launcher *l);
+void layers_unmount(struct launcher *l);
+
+/* upper.c, trash.c */
+void upper_open(struct launcher *l, struct request *r);
+void upper_recover(struct launcher *l);
+void upper_keep(struct launcher *l, struct request *r);
+void upper_answer(struct launcher *l, const struct pending *reply);
+/* pool.c: mounts the file or directory at /upper; r->value is 1 if quotas are on. */
+int pool_mount(const char *path, bool btrfs, struct job_result *r);
+int upper_make(struct launcher *l, const char *id, uint64_t uid_base);
+int upper_limit(struct launcher *l, const char *id, uint64_t bytes);
+int upper_snapshot(int upper_fd, const char *from, const char *to, bool readonly);
+int upper_rework(int upper_fd, const char *id, uint64_t uid_base);
+/* -ENOENT if there is none. */
+int upper_remove(struct launcher *l, const char *id);
+void upper_close(struct launcher *l);
+int trash_put(struct launcher *l, const char *id);
+void trash_empty(struct launcher *l);
+/* Removes a tree of at most *budget entries; -E2BIG when there are more. */
+int tree_remove_small(int dir, const char *name, unsigned depth, unsigned *budget);
+
+/* start.c, child.c, stop.c */
+void instance_start(struct launcher *l, struct request *r);
+void instance_stop(struct launcher *l, struct request *r);
+int instance_adopt(struct launcher *l, struct request *r, struct failure *f);
+void instance_death(struct watch *w, uint32_t events);
+void instance_free(struct launcher *l, struct instance *i);
+void start_died(struct instance *i);
+void instances_stop_all(struct launcher *l);
+_Noreturn void child_run(struct instance *i, int status);
+void freeze_set(struct launcher *l, struct request *r);
+
+#endif

@@ -1,0 +1,241 @@
+/* The sandbox's mounts, by the new mount calls. Order and reasons: native/README.md. */
+#include "child.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+int mount_lower(struct child *c, const struct step *s)
+{
+	char path[96];
+	int fd, err;
+
+	snprintf(path, sizeof(path), "/layers/%s", s->a);
+	fd = sys_open_tree(AT_FDCWD, path, OPEN_TREE_CLONE);
+	if (fd < 0)
+		return fd;
+	err = sys_mount_setattr(fd, "", MOUNT_ATTR_RDONLY, c->user_fd);
+	c->lower_fds[c->lower_count++] = fd;
+	return err;
+}
+
+int mount_overlay(struct child *c, const struct step *s)
+{
+	static const char *const off[] = {"redirect_dir", "metacopy", "index", "xino"};
+	close_auto int fs = sys_fsopen("overlay");
+	char path[96];
+	int err = fs < 0 ? fs : 0;
+
+	for (unsigned i = 0; i < c->lower_count && !err; i++)
+		err = sys_fsconfig(fs, FSCONFIG_SET_FD, "lowerdir+", NULL, c->lower_fds[i]);
+	/* By relative names: the sandbox reads them in its mountinfo. */
+	snprintf(path, sizeof(path), "/upper/%s", s->a);
+	if (!err && chdir(path) < 0)
+		err = -errno;
+	if (!err)
+		err = sys_fsconfig(fs, FSCONFIG_SET_STRING, "upperdir", "u", 0);
+	if (!err)
+		err = sys_fsconfig(fs, FSCONFIG_SET_STRING, "workdir", "w", 0);
+	/* Otherwise diff audit and commit misread renames, and unmount syncs the disk. */
+	for (unsigned i = 0; i < 4 && !err; i++)
+		err = sys_fsconfig(fs, FSCONFIG_SET_STRING, off[i], "off", 0);
+	if (!err)
+		err = sys_fsconfig(fs, FSCONFIG_SET_FLAG, "volatile", NULL, 0);
+	if (!err)
+		err = sys_fsconfig(fs, FSCONFIG_SET_STRING, "source", "skerry", 0);
+	if (!err)
+		err = sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
+	if (err)
+		return err;
+	/* Setuid works, for su and sudo; device nodes that an image brings do not. */
+	c->overlay_fd = sys_fsmount(fs, MOUNT_ATTR_NODEV);
+	return c->overlay_fd < 0 ? c->overlay_fd : 0;
+}
+
+static int make_node(int dir, const char *name, unsigned minor_number, unsigned major_number, uid_t owner)
+{
+	if (mknodat(dir, name, S_IFCHR | 0666, makedev(major_number, minor_number)) < 0 ||
+	    fchownat(dir, name, owner, owner, 0) < 0)
+		return -errno;
+	return 0;
+}
+
+static int fill_dev(int dev, uid_t owner)
+{
+	static const struct {
+		const char *name;
+		unsigned minor, major;
+	} nodes[] = {{"null", 3, 1}, {"zero", 5, 1}, {"full", 7, 1}, {"random", 8, 1},
+		     {"urandom", 9, 1}, {"tty", 0, 5}};
+	static const char *const links[][2] = {
+		{"pts/ptmx", "ptmx"}, {"/proc/self/fd", "fd"}, {"/proc/self/fd/0", "stdin"},
+		{"/proc/self/fd/1", "stdout"}, {"/proc/self/fd/2", "stderr"}};
+	static const struct {
+		const char *name;
+		mode_t mode;
+	} dirs[] = {{"shm", 01777}, {"pts", 0755}, {"mqueue", 01777}};
+	int err = 0;
+
+	for (unsigned i = 0; i < 6 && !err; i++)
+		err = make_node(dev, nodes[i].name, nodes[i].minor, nodes[i].major, owner);
+	for (unsigned i = 0; i < 5 && !err; i++)
+		if (symlinkat(links[i][0], dev, links[i][1]) < 0 ||
+		    fchownat(dev, links[i][1], owner, owner, AT_SYMLINK_NOFOLLOW) < 0)
+			err = -errno;
+	for (unsigned i = 0; i < 3 && !err; i++)
+		if (mkdirat(dev, dirs[i].name, dirs[i].mode) < 0 ||
+		    fchownat(dev, dirs[i].name, owner, owner, 0) < 0)
+			err = -errno;
+	return err;
+}
+
+static int new_mount(const char *type, unsigned attributes, const char *const options[][2])
+{
+	close_auto int fs = sys_fsopen(type);
+	int err = fs < 0 ? fs : sys_fsconfig(fs, FSCONFIG_SET_STRING, "source", "skerry", 0);
+
+	for (; options && options[0][0] && !err; options++) {
+		if (options[0][1])
+			err = sys_fsconfig(fs, FSCONFIG_SET_STRING, options[0][0], options[0][1], 0);
+		else
+			err = sys_fsconfig(fs, FSCONFIG_SET_FLAG, options[0][0], NULL, 0);
+	}
+	if (!err)
+		err = sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
+	return err ? err : sys_fsmount(fs, attributes);
+}
+
+/* One superblock for /dev, /dev/shm, /run and the empty directory that hides others. */
+int mount_shared(struct child *c, const struct step *s)
+{
+	char size[32], id[32];
+	const char *const options[][2] = {{"mode", "755"}, {"uid", id}, {"gid", id}, {"size", size},
+					  {"nr_inodes", "65536"}, {NULL, NULL}};
+	static const char *const dirs[] = {"dev", "run", "empty"};
+	uid_t owner = (uid_t)s->m;
+	close_auto int dev = -1;
+
+	snprintf(size, sizeof(size), "%" PRIu64, s->n);
+	snprintf(id, sizeof(id), "%" PRIu64, s->m);
+	c->shared_fd = new_mount("tmpfs", MOUNT_ATTR_NOSUID, options);
+	if (c->shared_fd < 0)
+		return c->shared_fd;
+	for (unsigned i = 0; i < 3; i++)
+		if (mkdirat(c->shared_fd, dirs[i], 0755) < 0 ||
+		    fchownat(c->shared_fd, dirs[i], owner, owner, 0) < 0)
+			return -errno;
+	dev = open_at(c->shared_fd, "dev", O_RDONLY | O_DIRECTORY);
+	return dev < 0 ? dev : fill_dev(dev, owner);
+}
+
+int mount_leave(struct child *c, const struct step *s)
+{
+	int err = sys_setns(c->i->launcher->cradle, CLONE_NEWNS);
+
+	(void)s;
+	return err ? err : sys_unshare(CLONE_NEWNS);
+}
+
+int mount_root(struct child *c, const struct step *s)
+{
+	/* Parked beneath the root first: kernels before 6.15 clone only from mounts that are attached. */
+	int err = sys_move_mount(c->shared_fd, AT_FDCWD, "/t");
+
+	(void)s;
+	return err ? err : sys_move_mount(c->overlay_fd, AT_FDCWD, "/");
+}
+
+/* Attaches to a directory of the image, which is made where the image lacks it. A link there is not
+ * followed: the mount then fails with ENOTDIR. */
+static int attach(struct child *c, int mount, const char *at, uint64_t owner)
+{
+	int err;
+
+	if (mount < 0)
+		return mount;
+	err = sys_move_mount(mount, c->overlay_fd, at);
+	if (err == -ENOENT) {
+		if (mkdirat(c->overlay_fd, at, 0755) < 0 ||
+		    fchownat(c->overlay_fd, at, (uid_t)owner, (gid_t)owner, AT_SYMLINK_NOFOLLOW) < 0)
+			err = -errno;
+		else
+			err = sys_move_mount(mount, c->overlay_fd, at);
+	}
+	close(mount);
+	return err;
+}
+
+int mount_part(struct child *c, const struct step *s)
+{
+	int fd = sys_open_tree(c->shared_fd, s->a, OPEN_TREE_CLONE);
+
+	if (fd >= 0 && s->op == OP_RUN) {
+		int err = sys_mount_setattr(fd, "", MOUNT_ATTR_NODEV, -1);
+
+		if (err)
+			return err;
+	}
+	return attach(c, fd, s->a, s->m);
+}
+
+int mount_proc(struct child *c, const struct step *s)
+{
+	int fd = new_mount("proc", MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, NULL);
+
+	return attach(c, fd, s->a, s->m);
+}
+
+int mount_devpts(struct child *c, const struct step *s)
+{
+	char gid[32];
+	const char *const options[][2] = {{"newinstance", NULL}, {"ptmxmode", "0666"}, {"mode", "0620"},
+					  {"gid", gid}, {NULL, NULL}};
+
+	snprintf(gid, sizeof(gid), "%" PRIu64, s->n);
+	return attach(c, new_mount("devpts", MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, options), s->a, 0);
+}
+
+int mount_mqueue(struct child *c, const struct step *s)
+{
+	unsigned attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+
+	return attach(c, new_mount("mqueue", attributes, NULL), s->a, 0);
+}
+
+int mount_chroot(struct child *c, const struct step *s)
+{
+	(void)s;
+	/* Not pivot_root: that visits every process of the machine. */
+	if (fchdir(c->overlay_fd) < 0 || chroot(".") < 0)
+		return -errno;
+	return 0;
+}
+
+int mount_over_file(struct child *c, const struct step *s)
+{
+	(void)c;
+	return sys_bind("/dev/null", s->a);
+}
+
+int mount_over_dir(struct child *c, const struct step *s)
+{
+	int fd = sys_open_tree(c->shared_fd, "empty", OPEN_TREE_CLONE);
+	int err = fd < 0 ? fd : sys_mount_setattr(fd, "", MOUNT_ATTR_RDONLY, -1);
+
+	if (err) {
+		close_ptr(&fd);
+		return err;
+	}
+	return attach(c, fd, s->a + 1 /* relative to the root */, s->m);
+}
+
+int mount_readonly(struct child *c, const struct step *s)
+{
+	int err = sys_bind(s->a, s->a);
+
+	(void)c;
+	return err ? err : sys_mount_setattr(AT_FDCWD, s->a, MOUNT_ATTR_RDONLY, -1);
+}

@@ -1,0 +1,212 @@
+#include "seccomp.h"
+
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+#include "sys.h"
+
+#if defined(__x86_64__)
+#define ARCH AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define ARCH AUDIT_ARCH_AARCH64
+#else
+#error "the seccomp program is written for x86_64 and aarch64"
+#endif
+
+/* Numbers above this one did not exist when the list was made: they answer ENOSYS, as an older kernel
+ * would. That covers x32 (bit 30) too. 469 is file_setattr of 6.17. */
+enum { NUMBER_LAST = 469 };
+
+/* Numbers that the distribution's headers may lack; equal on every architecture since 424. */
+enum { NR_OPEN_TREE_ATTR = 467, NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442 };
+
+enum action { ALLOW, DENY, ABSENT, CLONE, SETNS, SOCKET, IOCTL };
+
+struct rule {
+	int number;
+	enum action action;
+};
+
+static const struct rule rules[] = {
+	/* Mounts and namespaces: the sandbox's are the host's, nobody inside has a use for them. */
+	{__NR_mount, DENY}, {__NR_umount2, DENY}, {__NR_pivot_root, DENY}, {__NR_fsopen, DENY},
+	{__NR_fsconfig, DENY}, {__NR_fsmount, DENY}, {__NR_fspick, DENY}, {__NR_move_mount, DENY},
+	{__NR_open_tree, DENY}, {NR_OPEN_TREE_ATTR, DENY}, {NR_MOUNT_SETATTR, DENY},
+	{__NR_unshare, DENY}, {__NR_clone, CLONE}, {__NR_setns, SETNS},
+	/* Kernel interfaces with a long record of holes, or that reach across sandboxes. */
+	{__NR_keyctl, DENY}, {__NR_add_key, DENY}, {__NR_request_key, DENY}, {__NR_bpf, DENY},
+	{__NR_perf_event_open, DENY}, {__NR_userfaultfd, DENY}, {__NR_fanotify_init, DENY},
+	{__NR_open_by_handle_at, DENY}, {__NR_syslog, DENY},
+	/* ENOSYS, for programs then fall back to epoll. */
+	{__NR_io_uring_setup, ABSENT}, {__NR_io_uring_enter, ABSENT}, {__NR_io_uring_register, ABSENT},
+	/* The machine's own state. */
+	{__NR_kexec_load, DENY}, {__NR_init_module, DENY}, {__NR_finit_module, DENY},
+	{__NR_delete_module, DENY}, {__NR_quotactl, DENY}, {NR_QUOTACTL_FD, DENY}, {__NR_swapon, DENY},
+	{__NR_swapoff, DENY}, {__NR_reboot, DENY}, {__NR_acct, DENY}, {__NR_settimeofday, DENY},
+	{__NR_clock_settime, DENY}, {__NR_clock_adjtime, DENY}, {__NR_adjtimex, DENY},
+#ifdef __NR_kexec_file_load
+	{__NR_kexec_file_load, DENY},
+#endif
+#ifdef __NR_lookup_dcookie
+	{__NR_lookup_dcookie, DENY},
+#endif
+#ifdef __NR_nfsservctl
+	{__NR_nfsservctl, DENY},
+#endif
+#ifdef __x86_64__
+	{__NR_iopl, DENY}, {__NR_ioperm, DENY}, {__NR_create_module, DENY},
+	{__NR_get_kernel_syms, DENY}, {__NR_query_module, DENY}, {__NR_uselib, DENY},
+#endif
+	/* Checked by their arguments. */
+	{__NR_socket, SOCKET}, {__NR_socketpair, SOCKET}, {__NR_ioctl, IOCTL},
+};
+enum { RULES = sizeof(rules) / sizeof(*rules) };
+
+/* The numbers from `first` to the next range's all have this action. */
+struct range {
+	uint32_t first;
+	enum action action;
+};
+
+struct program {
+	struct sock_filter *at;
+	unsigned used, size;
+};
+
+static void emit(struct program *p, uint16_t code, uint32_t k, uint8_t yes, uint8_t no)
+{
+	if (p->used < p->size)
+		p->at[p->used] = (struct sock_filter)BPF_JUMP(code, k, yes, no);
+	p->used++;
+}
+
+static void emit_return(struct program *p, uint32_t value)
+{
+	emit(p, BPF_RET | BPF_K, value, 0, 0);
+}
+
+/* Low half of an argument: both architectures are little-endian, and the kernel looks at no more of
+ * the arguments that are checked here. */
+static void emit_argument(struct program *p, unsigned index)
+{
+	emit(p, BPF_LD | BPF_W | BPF_ABS, (uint32_t)(offsetof(struct seccomp_data, args) + 8 * index), 0, 0);
+}
+
+/* Returns `found` if the loaded word is one of the values, else `other`. */
+static void emit_choice(struct program *p, const uint32_t *values, unsigned count, uint32_t found,
+			uint32_t other)
+{
+	for (unsigned i = 0; i < count; i++)
+		emit(p, BPF_JMP | BPF_JEQ | BPF_K, values[i], (uint8_t)(count - i), 0);
+	emit_return(p, other);
+	emit_return(p, found);
+}
+
+static void emit_action(struct program *p, enum action action)
+{
+	static const uint32_t families[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};
+	static const uint32_t user[] = {CLONE_NEWUSER};
+	static const uint32_t terminal[] = {TIOCSTI, 0x541C /* TIOCLINUX */};
+	/* CLONE_NEWTIME is not among them: in clone() its bit belongs to the exit signal. */
+	static const uint32_t namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC |
+					   CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
+	static const uint32_t deny = SECCOMP_RET_ERRNO | EPERM;
+
+	switch (action) {
+	case ALLOW:
+		emit_return(p, SECCOMP_RET_ALLOW);
+		break;
+	case DENY:
+		emit_return(p, deny);
+		break;
+	case ABSENT:
+		emit_return(p, SECCOMP_RET_ERRNO | ENOSYS);
+		break;
+	case CLONE:
+		emit_argument(p, 0);
+		emit(p, BPF_JMP | BPF_JSET | BPF_K, namespaces, 1, 0);
+		emit_return(p, SECCOMP_RET_ALLOW);
+		emit_return(p, deny);
+		break;
+	case SETNS: /* for the agent alone; the filter that commands add closes it */
+		emit_argument(p, 1);
+		emit_choice(p, user, 1, SECCOMP_RET_ALLOW, deny);
+		break;
+	case SOCKET:
+		emit_argument(p, 0);
+		emit_choice(p, families, 4, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO | EAFNOSUPPORT);
+		break;
+	case IOCTL: /* both push input into a terminal that another process reads */
+		emit_argument(p, 1);
+		emit_choice(p, terminal, 2, deny, SECCOMP_RET_ALLOW);
+		break;
+	}
+}
+
+/* The left half follows its comparison, the right half the left: jumps stay below 256. */
+static void emit_search(struct program *p, const struct range *ranges, unsigned count)
+{
+	unsigned at = p->used, left = count / 2;
+
+	if (count == 1) {
+		emit_action(p, ranges->action);
+		return;
+	}
+	emit(p, BPF_JMP | BPF_JGE | BPF_K, ranges[left].first, 0, 0);
+	emit_search(p, ranges, left);
+	if (p->used - at - 1 > UINT8_MAX)
+		p->used = p->size + 1; /* found by seccomp_build */
+	else if (at < p->size)
+		p->at[at].jt = (uint8_t)(p->used - at - 1);
+	emit_search(p, ranges + left, count - left);
+}
+
+static int by_number(const void *a, const void *b)
+{
+	return ((const struct rule *)a)->number - ((const struct rule *)b)->number;
+}
+
+static unsigned make_ranges(struct range *out)
+{
+	struct rule sorted[RULES];
+	unsigned count = 0;
+	uint32_t next = 0;
+
+	for (unsigned i = 0; i < RULES; i++)
+		sorted[i] = rules[i];
+	qsort(sorted, RULES, sizeof(*sorted), by_number);
+	for (unsigned i = 0; i < RULES; i++) {
+		uint32_t number = (uint32_t)sorted[i].number;
+
+		if (number > next)
+			out[count++] = (struct range){next, ALLOW};
+		if (!count || out[count - 1].action != sorted[i].action || number > next)
+			out[count++] = (struct range){number, sorted[i].action};
+		next = number + 1;
+	}
+	if (next <= NUMBER_LAST)
+		out[count++] = (struct range){next, ALLOW};
+	out[count++] = (struct range){NUMBER_LAST + 1, ABSENT};
+	return count;
+}
+
+int seccomp_build(struct sock_filter *out, unsigned size)
+{
+	struct range ranges[2 * RULES + 2];
+	struct program p = {.at = out, .size = size};
+	unsigned count = make_ranges(ranges);
+
+	emit(&p, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch), 0, 0);
+	emit(&p, BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0);
+	emit_return(&p, SECCOMP_RET_ERRNO | EPERM);
+	emit(&p, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr), 0, 0);
+	emit_search(&p, ranges, count);
+	return p.used <= p.size ? (int)p.used : -E2BIG;
+}

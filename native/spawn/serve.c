@@ -1,0 +1,266 @@
+/* The launcher's socket: one client (the newest), one frame a packet, answers by request id. */
+#include "launcher.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+
+#include "protocol.h"
+
+static uint8_t packet[FRAME_HEADER + FRAME_PAYLOAD_MAX + 1], out[FRAME_HEADER + FRAME_PAYLOAD_MAX];
+static struct builder builder;
+
+int fail(struct failure *f, const char *step, int error, const char *format, ...)
+{
+	va_list args;
+
+	f->step = step;
+	f->error = error;
+	va_start(args, format);
+	vsnprintf(f->text, sizeof(f->text), format, args);
+	va_end(args);
+	return error;
+}
+
+void log_line(const struct launcher *l, const char *format, ...)
+{
+	char text[512], when[32] = "";
+	time_t now = time(NULL);
+	struct tm tm;
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	if (gmtime_r(&now, &tm))
+		strftime(when, sizeof(when), "%Y-%m-%dT%H:%M:%SZ", &tm);
+	dprintf(l->log, "%s skerry-spawn: %s\n", when, text);
+}
+
+struct builder *answer(void)
+{
+	build_init(&builder, out + FRAME_HEADER, FRAME_PAYLOAD_MAX);
+	return &builder;
+}
+
+struct pending pending_of(const struct launcher *l, const struct request *r)
+{
+	return (struct pending){.id = r->id, .connection = l->connection, .set = true};
+}
+
+static void send_frame(struct launcher *l, uint8_t type, uint32_t id, const struct builder *b)
+{
+	struct frame f = {.type = type, .stream = id, .length = (uint32_t)b->used};
+
+	if (l->client.fd < 0)
+		return;
+	frame_encode(out, &f);
+	/* A client that does not read is let go: it asks for the STATUS when it is back. */
+	if (send(l->client.fd, out, FRAME_HEADER + b->used, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+		log_line(l, "client: send: %s", strerror(errno));
+		loop_close(&l->loop, &l->client);
+	}
+}
+
+void reply_ok(struct launcher *l, const struct pending *p, struct builder *b)
+{
+	if (b->overflow)
+		reply_fail(l, p, "answer", -EMSGSIZE, "too long");
+	else if (p->set && p->connection == l->connection)
+		send_frame(l, L_OK, p->id, b);
+}
+
+void reply_fail(struct launcher *l, const struct pending *p, const char *step, int error, const char *text)
+{
+	struct builder *b = answer();
+
+	log_line(l, "request %u: %s: %s: %s", p->id, step, strerror(-error), text ? text : "");
+	build_text(b, T_ERROR_STEP, step);
+	build_u64(b, T_ERRNO, (uint64_t)-error);
+	build_text(b, T_TEXT, text ? text : "");
+	if (p->set && p->connection == l->connection)
+		send_frame(l, L_FAIL, p->id, b);
+}
+
+void send_event(struct launcher *l, uint8_t type, struct builder *b)
+{
+	send_frame(l, type, 0, b);
+}
+
+static void status(struct launcher *l, const struct pending *p)
+{
+	struct builder *b = answer();
+
+	build_u64(b, T_PID, (uint64_t)getpid());
+	build_u64(b, T_VERSION, VERSION);
+	for (unsigned n = 0; n < BUCKETS; n++)
+		for (const struct instance *i = l->instances[n]; i; i = i->next)
+			build_text(b, T_INSTANCE, i->id);
+	for (unsigned n = 0; n < l->layer_count; n++)
+		build_text(b, T_LAYER, l->layers[n]);
+	for (unsigned n = 0; n < BUCKETS; n++)
+		for (const struct slot *s = l->slots[n]; s; s = s->next)
+			build_u64(b, T_SLOT, s->id);
+	build_text(b, T_UPPER, l->upper == UPPER_BTRFS ? "btrfs" : l->upper == UPPER_DIR ? "dir" : "");
+	reply_ok(l, p, b);
+}
+
+static int upper_drop(struct launcher *l, const struct request *r, struct failure *f)
+{
+	int err;
+
+	if (instance_find(l, r->instance))
+		return fail(f, "instance", -EBUSY, "%s", r->instance);
+	err = upper_remove(l, r->instance);
+	return err && err != -ENOENT ? fail(f, "upper", err, "%s", r->instance) : 0;
+}
+
+/* Requests that are answered at once. */
+static int serve_now(struct launcher *l, const struct request *r, struct failure *f)
+{
+	switch (r->type) {
+	case L_LAYER_UNMOUNT:
+		return layer_unmount(l, r, f);
+	case L_UPPER_DROP:
+		return upper_drop(l, r, f);
+	case L_SHUTDOWN:
+		l->loop.stop = l->shutting_down = true;
+		return 0;
+	default:
+		return fail(f, "type", -EOPNOTSUPP, "%d", r->type);
+	}
+}
+
+static void serve(struct launcher *l, struct request *r)
+{
+	struct pending reply = pending_of(l, r);
+	struct failure f = {0};
+	int err;
+
+	switch (r->type) {
+	case L_START:
+		instance_start(l, r);
+		return;
+	case L_STOP:
+		instance_stop(l, r);
+		return;
+	case L_SLOT_MAKE:
+		slot_make(l, r);
+		return;
+	case L_LAYER_MOUNT:
+		layer_mount(l, r);
+		return;
+	case L_UPPER_OPEN:
+		upper_open(l, r);
+		return;
+	case L_UPPER_SNAPSHOT:
+		upper_keep(l, r);
+		return;
+	case L_FREEZE:
+	case L_THAW:
+		freeze_set(l, r);
+		return;
+	case L_STATUS:
+		status(l, &reply);
+		free(r);
+		return;
+	case L_ADOPT:
+		err = instance_adopt(l, r, &f);
+		if (!err)
+			r = NULL; /* the instance keeps it */
+		break;
+	case L_SLOT_DROP:
+		err = slot_drop(l, r, &f);
+		break;
+	default:
+		err = serve_now(l, r, &f);
+	}
+	if (err)
+		reply_fail(l, &reply, f.step, f.error, f.text);
+	else
+		reply_ok(l, &reply, answer());
+	free(r);
+}
+
+static void client_ready(struct watch *w, uint32_t events)
+{
+	struct launcher *l = container_of(w, struct launcher, client);
+	ssize_t n = recv(w->fd, packet, sizeof(packet), MSG_DONTWAIT);
+	struct request *r;
+	struct frame f;
+	const char *where;
+	int err;
+
+	(void)events;
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (n < FRAME_HEADER || frame_decode(packet, &f) || (size_t)n != FRAME_HEADER + f.length) {
+		/* Gone, or not speaking this protocol. */
+		if (n > 0)
+			log_line(l, "client: bad frame of %zd bytes", n);
+		loop_close(&l->loop, w);
+		return;
+	}
+	err = request_parse(&f, packet + FRAME_HEADER, &r, &where);
+	if (err) {
+		struct pending reply = {.id = f.stream, .connection = l->connection, .set = true};
+
+		reply_fail(l, &reply, "request", err, where);
+		return;
+	}
+	serve(l, r);
+}
+
+static void listener_ready(struct watch *w, uint32_t events)
+{
+	struct launcher *l = container_of(w, struct launcher, listener);
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+	int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+	(void)events;
+	if (fd < 0)
+		return;
+	/* The socket's mode lets nobody else in; this says so again. */
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 || (peer.uid && peer.uid != geteuid())) {
+		close(fd);
+		return;
+	}
+	loop_close(&l->loop, &l->client);
+	l->connection++;
+	if (loop_watch(&l->loop, &l->client, fd, EPOLLIN))
+		close(fd);
+}
+
+int serve_open(struct launcher *l)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int n = snprintf(address.sun_path, sizeof(address.sun_path), "%s/spawn.sock", l->run_dir);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), err;
+	mode_t mask;
+
+	if (fd < 0)
+		return -errno;
+	if (n < 0 || (size_t)n >= sizeof(address.sun_path)) {
+		close(fd);
+		return -ENAMETOOLONG;
+	}
+	l->client = (struct watch){-1, client_ready};
+	l->listener = (struct watch){-1, listener_ready};
+	unlink(address.sun_path);
+	mask = umask(0177);
+	err = bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || listen(fd, 8) < 0 ? -errno : 0;
+	umask(mask);
+	if (!err)
+		err = loop_watch(&l->loop, &l->listener, fd, EPOLLIN);
+	if (err)
+		close(fd);
+	return err;
+}
