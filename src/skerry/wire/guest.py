@@ -106,12 +106,12 @@ class Welcome(Message, frozen=True):
     PARTS = (
         raw("nonce", Tag.NONCE, 16),
         number("generation", Tag.GENERATION, 1, GENERATION_MAX),
-        number("version", Tag.VERSION),
+        raw("version", Tag.VERSION),
         several("raw_operations", Tag.OP, Kind.RAWS),
     )
     nonce: bytes
     generation: int
-    version: int
+    version: bytes
     raw_operations: tuple[bytes, ...] = ()
 
     def operations(self) -> tuple[KnownOperation, ...]:
@@ -172,7 +172,7 @@ class Start(Message, frozen=True, kw_only=True):
 
 
 class Started(Message, frozen=True):
-    """exec was reached (pid inside), or a listener listens (pid 0)."""
+    """exec was reached (pid inside), or a listener listens (then pid says nothing)."""
 
     CODE = GuestFrame.STARTED
     PARTS = (number("pid", Tag.PID, 0, PID_MAX, optional=True),)

@@ -85,7 +85,11 @@ class UpperOpen(Request, frozen=True, kw_only=True):
 
 
 class SlotMake(Request, frozen=True, kw_only=True):
-    """Makes a slot: its user namespace and what the steps say."""
+    """Makes a slot: its namespaces and what the steps say.
+
+    With `agent_group` it holds a cgroup namespace rooted in the groups named here, so that START
+    need not make one and no host path shows inside.
+    """
 
     CODE = LauncherFrame.SLOT_MAKE
     PARTS = (
@@ -93,11 +97,15 @@ class SlotMake(Request, frozen=True, kw_only=True):
         number("uid_base", Tag.UID_BASE, 0, UID_MAX),
         number("owner_uid", Tag.OWNER_UID, 0, UID_MAX),
         _STEPS,
+        text("agent_group", Tag.AGENT_GROUP, optional=True),
+        several("tasks", Tag.TASKS, Kind.TEXTS),
     )
     slot: int
     uid_base: int
     owner_uid: int
     step: tuple[str, ...] = ()
+    agent_group: str | None = None
+    tasks: tuple[str, ...] = ()
 
 
 class SlotDrop(Request, frozen=True, kw_only=True):
@@ -121,7 +129,7 @@ class StartPlan(Request, frozen=True, kw_only=True):
         number("disk_bytes", Tag.DISK_BYTES, optional=True),
         number("shm_bytes", Tag.SHM_BYTES),
         _STEPS,
-        text("agent_group", Tag.AGENT_GROUP, optional=True),
+        text("agent_group", Tag.AGENT_GROUP),
         text("work_group", Tag.WORK_GROUP, optional=True),
         several("tasks", Tag.TASKS, Kind.TEXTS),
         text("oom_file", Tag.OOM_FILE, optional=True),
@@ -137,7 +145,7 @@ class StartPlan(Request, frozen=True, kw_only=True):
     disk_bytes: int | None = None  # None or 0: no limit
     shm_bytes: int
     step: tuple[str, ...] = ()  # done before the clone
-    agent_group: str | None = None  # cgroup2 directory for the clone
+    agent_group: str  # cgroup2 directory for the clone
     work_group: str | None = None  # cgroup2 directory handed as descriptor 6
     tasks: tuple[str, ...] = ()  # v1 `tasks` files
     oom_file: str | None = None
@@ -171,14 +179,14 @@ class Adopt(Request, frozen=True, kw_only=True):
         _INSTANCE,
         _SLOT,
         number("pid", Tag.PID, 1, PID_MAX),
-        text("agent_group", Tag.AGENT_GROUP, optional=True),
+        text("agent_group", Tag.AGENT_GROUP),
         text("work_group", Tag.WORK_GROUP, optional=True),
         text("socket", Tag.SOCKET),
     )
     instance: str
     slot: int
     pid: int
-    agent_group: str | None = None
+    agent_group: str
     work_group: str | None = None
     socket: str
 

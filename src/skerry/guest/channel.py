@@ -1,0 +1,108 @@
+"""The byte stream to a guest agent: frames in, frames out, and how it ended.
+
+Knows frames, not operations. Memory is bounded both ways: the decoder holds one incomplete frame,
+and what the agent does not read stays in the transport up to `UNSENT_BYTES_MAX`; then the channel
+is given up, because an agent that reads nothing cannot be worked with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, cast
+
+from skerry.errors import SandboxFailed, SkerryError, Unavailable
+from skerry.wire.frames import Frame, FrameDecoder, ProtocolError
+
+UNSENT_BYTES_HIGH: Final = 128 * 1024  # writers of content wait above this
+UNSENT_BYTES_REFUSE: Final = 1024 * 1024  # new operations are refused above this
+UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+def same_error(error: SkerryError) -> SkerryError:
+    """Returns a fresh copy: one instance raised to several waiters would collect tracebacks."""
+    return type(error)(error.message, **error.fields)
+
+
+class Channel(asyncio.Protocol):
+    """One connection. `on_frame` may raise ProtocolError, which ends it; `lost` says how it ended.
+
+    Invariant: `lost` is done exactly when nothing is sent or received any more.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_frame: Callable[[Frame], None],
+        on_lost: Callable[[SkerryError], None],
+    ) -> None:
+        self.lost: asyncio.Future[SkerryError] = loop.create_future()
+        self.on_frame = on_frame
+        self._on_lost = on_lost
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+
+    @property
+    def congested(self) -> bool:
+        """Whether so much is unsent that nothing new should be begun."""
+        return not self._may_write.is_set() and self._unsent() > UNSENT_BYTES_REFUSE
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=UNSENT_BYTES_HIGH)
+
+    def data_received(self, data: bytes) -> None:
+        """Gives each complete frame to `on_frame`, until the channel ends."""
+        try:
+            for frame in self._decoder.feed(data):
+                self.on_frame(frame)
+                if self.lost.done():
+                    return
+        except ProtocolError as error:
+            self.end(SandboxFailed(f"the guest agent broke the protocol: {error}"))
+
+    def pause_writing(self) -> None:
+        """Called by the transport above `UNSENT_BYTES_HIGH`."""
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        """Called by the transport when the agent has read enough."""
+        self._may_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the transport."""
+        reason = f": {exc}" if exc is not None else ""
+        self.end(Unavailable(f"the connection to the guest agent was lost{reason}"))
+
+    def send(self, data: bytes) -> None:
+        """Sends a frame; raises the channel's error if it has ended."""
+        if self.lost.done():
+            raise same_error(self.lost.result())
+        transport = self._transport
+        if transport is None:
+            raise Unavailable("the channel to the guest agent is not connected")
+        transport.write(data)
+        if not self._may_write.is_set() and self._unsent() > UNSENT_BYTES_MAX:
+            self.end(Unavailable("the guest agent does not read what is sent to it"))
+
+    async def writable(self) -> None:
+        """Returns when content may be sent; raises the channel's error if it has ended."""
+        await self._may_write.wait()
+        if self.lost.done():
+            raise same_error(self.lost.result())
+
+    def end(self, error: SkerryError) -> None:
+        """Closes the connection at once; only the first error counts."""
+        if self.lost.done():
+            return
+        self.lost.set_result(error)
+        if self._transport is not None:
+            self._transport.abort()
+        self._may_write.set()
+        self._on_lost(error)
+
+    def _unsent(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0

@@ -1,0 +1,337 @@
+"""The host's end of one guest channel: operations, forwards, pings over one connection.
+
+A client lives as long as its connection. When that is lost, everything that waits raises
+Unavailable, and `lost` is done; the operations go on inside. The owner connects again, finds them
+in `live`, and attaches. What comes from inside is hostile: whatever the protocol forbids ends the
+channel, and everything that waits raises SandboxFailed ("the guest agent broke the protocol: ...").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from skerry.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    SandboxFailed,
+    SkerryError,
+    Unavailable,
+)
+from skerry.guest.api import LiveOperation, OpenChannel, Operation, OutputSink
+from skerry.guest.channel import Channel, same_error
+from skerry.guest.forward import Connection, Forwards, Listener, OnConnection
+from skerry.guest.inlet import Inlet
+from skerry.guest.operation import RunningOperation
+from skerry.wire import guest
+from skerry.wire.frames import Frame, GuestFrame, ProtocolError
+
+PINGS_MAX: Final = 16
+_DATA: Final = int(GuestFrame.DATA)
+_log = logging.getLogger("skerry.guest")
+
+
+class GuestClient:
+    """One connection to a guest agent. Made by `connect`, ended by `close` or by its loss."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, nonce: bytes) -> None:
+        self._channel = Channel(loop, self._take_first, self._lose)
+        self._nonce = nonce
+        self._welcomed: asyncio.Future[None] = loop.create_future()
+        self._operations: dict[int, RunningOperation] = {}
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._tokens = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._forwards: Forwards | None = None
+        self.generation = 0
+        self.live: tuple[LiveOperation, ...] = ()  # what the agent knew when this was connected
+        self.agent_version = ""
+
+    @classmethod
+    async def connect(
+        cls,
+        open_channel: OpenChannel,
+        *,
+        nonce: bytes,
+        timeout: float,  # noqa: ASYNC109  closing what was half opened is part of the promise
+    ) -> GuestClient:
+        """Returns a client that the agent has welcomed; `nonce` is 16 fresh random bytes.
+
+        The agent closes an older connection of the same instance. Raises Unavailable if there is
+        no welcome within `timeout` seconds, SandboxFailed if the agent breaks the protocol.
+        """
+        client = cls(asyncio.get_running_loop(), nonce)
+        hello = guest.encode(guest.Hello(nonce), 0, 0)
+        try:
+            async with asyncio.timeout(timeout):
+                await open_channel(lambda: client._channel)
+                client._channel.send(hello)
+                await client._welcomed
+        except TimeoutError:
+            await client.close()
+            raise Unavailable(f"the guest agent did not answer within {timeout:g} s") from None
+        except OSError as error:
+            raise Unavailable(f"the guest agent cannot be reached: {error}") from error
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    @property
+    def lost(self) -> asyncio.Future[SkerryError]:
+        """Done when the channel has ended; its result says why."""
+        return self._channel.lost
+
+    def start(self, operation: Operation, sink: OutputSink) -> RunningOperation:
+        """Sends START; the operation runs, or will be refused, and `wait` tells.
+
+        Raises InvalidRequest if it does not fit into one frame, Overloaded while the agent does
+        not keep up with reading, and the channel's error if that is lost: then nothing was sent.
+        """
+        if self._channel.congested:
+            raise Overloaded("the guest agent is busy reading", limit="channel", retry_after_s=0.1)
+        self._check_handle(operation.handle)
+        rows, cols = operation.terminal or (None, None)
+        message = guest.Start(
+            op_id=operation.op_id,
+            kind=operation.kind,
+            argv=operation.argv,
+            env=operation.env,
+            cwd=operation.cwd,
+            user=operation.user,
+            timeout_ms=operation.timeout_ms or None,
+            stdin=operation.stdin,
+            rows=rows,
+            cols=cols,
+        )
+        self._send(message, operation.handle)
+        inlet = None
+        if operation.stdin:
+            stream = guest.operation_stream(operation.handle, guest.STDIN)
+            inlet = Inlet(self._channel, self.generation, stream, resumable=True)
+        return self._enter(operation.handle, sink, inlet=inlet)
+
+    def attach(
+        self,
+        handle: int,
+        op_id: bytes,
+        sink: OutputSink,
+        stdout_offset: int,
+        stderr_offset: int,
+        *,
+        resume: RunningOperation | None = None,
+    ) -> RunningOperation:
+        """Takes an operation of an earlier connection over: output comes again from the offsets.
+
+        The offsets are the sink's safe ones: the agent drops everything below them. Standard input
+        goes on only if `resume` is the operation as it ran over the earlier connection: what the
+        agent did not get is sent again, and `stdin_sent` bytes count as written. Raises NotFound
+        if the agent does not know the operation.
+        """
+        self._check_handle(handle)
+        known = next((live for live in self.live if live.handle == handle), None)
+        if known is None or known.op_id != op_id:
+            raise NotFound("the guest agent does not know this operation")
+        inlet = resume.inlet if resume is not None else None
+        if inlet is not None:
+            inlet.resume(self._channel, self.generation)
+        self._send(guest.Attach(stdout_offset, stderr_offset), handle)
+        offsets = (stdout_offset, stderr_offset)
+        return self._enter(handle, sink, offsets=offsets, inlet=inlet, attached=True)
+
+    def acknowledge(self, handle: int) -> None:
+        """Lets the agent forget an operation of `live` that is done and needs no attaching."""
+        self._send(guest.Ack(), handle)
+
+    async def listen(self, port: int, on_connection: OnConnection, *, handle: int) -> Listener:
+        """Returns once the agent listens on 127.0.0.1 and ::1 inside.
+
+        `on_connection` runs for each connection, as a task of this client that is cancelled when
+        the channel is lost; a connection that it leaves open is reset. `handle` is as new as that
+        of an operation. Raises Conflict if the port is taken, SandboxFailed for other reasons.
+        """
+        self._check_handle(handle)
+        if self._forwards is None:
+            self._forwards = Forwards(self._channel, self.generation, self._serve)
+        listener = self._forwards.listen(handle, port, on_connection)
+        try:
+            await listener.ready
+        except asyncio.CancelledError:
+            listener.close()
+            raise
+        return listener
+
+    async def ping(self) -> None:
+        """Returns when the agent has answered; the caller sets the timeout."""
+        if len(self._pings) >= PINGS_MAX:
+            raise Overloaded("the guest agent answers no pings", limit="pings", retry_after_s=1.0)
+        self._tokens += 1
+        future = asyncio.get_running_loop().create_future()
+        self._channel.send(guest.encode(guest.Ping(self._tokens), self.generation, 0))
+        self._pings[self._tokens] = future
+        await future
+
+    async def close(self) -> None:
+        """Ends the connection and every task of the client; safe to call twice."""
+        self._channel.end(Unavailable("the channel to the guest agent was closed by the host"))
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- frames ------------------------------------------------------------------------------------
+
+    def _take_first(self, frame: Frame) -> None:
+        """Takes WELCOME. What comes before it belongs to an earlier connection."""
+        if frame.type != GuestFrame.WELCOME:
+            return
+        welcome = guest.from_agent(frame)
+        if not isinstance(welcome, guest.Welcome) or welcome.nonce != self._nonce:
+            return
+        self.live = tuple(
+            LiveOperation(op.handle, op.op_id, op.done, op.stdout_total, op.stderr_total)
+            for op in welcome.operations()
+        )
+        self.agent_version = welcome.version[:64].decode("ascii", "replace")
+        self.generation = welcome.generation
+        self._channel.on_frame = self._take
+        if not self._welcomed.done():
+            self._welcomed.set_result(None)
+
+    def _take(self, frame: Frame) -> None:
+        type_, generation, stream, payload = frame
+        if generation != self.generation:
+            return
+        if type_ == _DATA and stream < guest.FORWARD and stream & 2:
+            operation = self._operations.get(stream >> 2)
+            if operation is None:
+                raise ProtocolError(f"output on stream {stream:#x}, which is not attached")
+            operation.take_data(stream & 3, payload)
+            return
+        message = guest.from_agent(frame)
+        if stream >= guest.FORWARD:
+            if self._forwards is not None:
+                self._forwards.take(message, stream)
+        elif stream == 0:
+            self._take_connection(message)
+        elif not self._take_listener(message, stream >> 2):
+            self._take_operation(message, stream >> 2, stream & 3)
+
+    def _take_operation(self, message: guest.Message, handle: int, channel: int) -> None:
+        operation = self._operations.get(handle)
+        if operation is None:
+            # Both may be under way when an operation ends or is acknowledged.
+            if not isinstance(message, guest.Credit | guest.Error):
+                raise ProtocolError(f"{message.CODE.name} for handle {handle}, not attached")
+        elif isinstance(message, guest.Started):
+            operation.take_started(message.pid)
+        elif isinstance(message, guest.Done):
+            operation.take_done(message)
+        elif isinstance(message, guest.Eof):
+            operation.take_eof(channel, message.total)
+        elif isinstance(message, guest.Credit):
+            operation.take_credit(message.offset)
+        elif isinstance(message, guest.Error):
+            operation.take_error(channel, message)
+
+    def _take_listener(self, message: guest.Message, handle: int) -> bool:
+        if self._forwards is None:
+            return False
+        if isinstance(message, guest.Started):
+            return self._forwards.take_answer(handle, None)
+        if isinstance(message, guest.Done | guest.Error):
+            return self._forwards.take_answer(handle, _listen_error(message.errno or 0))
+        return False
+
+    def _take_connection(self, message: guest.Message) -> None:
+        if isinstance(message, guest.Pong):
+            future = self._pings.pop(message.token, None)
+            if future is not None and not future.done():
+                future.set_result(None)
+        elif not isinstance(message, guest.Error):
+            raise ProtocolError(f"{message.CODE.name} on the connection itself")
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _check_handle(self, handle: int) -> None:
+        if not 0 < handle <= guest.HANDLE_MAX or handle in self._operations:
+            raise InvalidRequest(f"handle {handle} is out of bounds or in use")
+
+    def _send(self, message: guest.Message, handle: int) -> None:
+        stream = guest.operation_stream(handle, guest.CONTROL)
+        self._channel.send(guest.encode(message, self.generation, stream))
+
+    def _enter(
+        self,
+        handle: int,
+        sink: OutputSink,
+        *,
+        offsets: tuple[int, int] = (0, 0),
+        inlet: Inlet | None,
+        attached: bool = False,
+    ) -> RunningOperation:
+        operation = RunningOperation(
+            self._channel,
+            self.generation,
+            handle,
+            sink,
+            spawn=self._spawn,
+            on_end=self._forget,
+            offsets=offsets,
+            inlet=inlet,
+            attached=attached,
+        )
+        self._operations[handle] = operation
+        return operation
+
+    def _forget(self, handle: int) -> None:
+        self._operations.pop(handle, None)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a task of a guest channel failed", exc_info=task.exception())
+
+    def _serve(self, on_connection: OnConnection, connection: Connection) -> None:
+        async def serve() -> None:
+            try:
+                await on_connection(connection)
+            except SkerryError as error:
+                _log.debug("a forwarded connection ended: %s", error)
+            finally:
+                connection.reset()
+
+        self._spawn(serve())
+
+    def _lose(self, error: SkerryError) -> None:
+        """The channel has ended: whatever waits is told."""
+        if not self._welcomed.done():
+            self._welcomed.set_exception(same_error(error))
+            self._welcomed.exception()
+        operations, self._operations = self._operations, {}
+        for operation in operations.values():
+            operation.lose(error)
+        pings, self._pings = self._pings, {}
+        for future in pings.values():
+            if not future.done():
+                future.set_exception(same_error(error))
+                future.exception()
+        if self._forwards is not None:
+            self._forwards.lose(error)
+        for task in self._tasks:
+            task.cancel()
+
+
+def _listen_error(errno: int) -> SkerryError:
+    if errno in (98, 17):  # EADDRINUSE, EEXIST
+        return Conflict("the port is in use inside", errno=errno, step="listen")
+    return SandboxFailed(f"the guest agent cannot listen: errno {errno}", errno=errno)
