@@ -41,7 +41,7 @@ struct instance {
 	struct instance *next;
 	char id[65];
 	enum { STARTING, UNDOING, RUNNING, STOPPING, ENDED } state;
-	bool adopted;
+	bool adopted, group_killed;
 	struct slot *slot;
 	int wait_status;
 	struct request *request; /* START's, kept for its groups, socket and layers; ADOPT's likewise */

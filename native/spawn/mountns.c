@@ -195,8 +195,10 @@ static int cradle_make(void)
 
 	if (!err)
 		err = become_root(root, "/layers");
-	/* Where a sandbox parks the tmpfs of its /dev, beneath its root. */
-	return !err && mkdir("/t", 0700) < 0 ? -errno : err;
+	/* Where a sandbox parks the tmpfs of its /dev and its layers, beneath its root. */
+	if (!err && (mkdir("/t", 0700) < 0 || mkdir("/l", 0700) < 0))
+		err = -errno;
+	return err;
 }
 
 static int cradle_open(void)

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <sys/fsuid.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
@@ -63,6 +64,13 @@ static int make_node(int dir, const char *name, unsigned minor_number, unsigned 
 	return 0;
 }
 
+/* Directories and links are made under the owner's id, which saves a chown each; nodes need root's. */
+static void make_as(uid_t id)
+{
+	setfsgid(id);
+	setfsuid(id);
+}
+
 static int fill_dev(int dev, uid_t owner)
 {
 	static const struct {
@@ -79,16 +87,13 @@ static int fill_dev(int dev, uid_t owner)
 	} dirs[] = {{"shm", 01777}, {"pts", 0755}, {"mqueue", 01777}};
 	int err = 0;
 
+	for (unsigned i = 0; i < 5 && !err; i++)
+		err = symlinkat(links[i][0], dev, links[i][1]) < 0 ? -errno : 0;
+	for (unsigned i = 0; i < 3 && !err; i++)
+		err = mkdirat(dev, dirs[i].name, dirs[i].mode) < 0 ? -errno : 0;
+	make_as(0);
 	for (unsigned i = 0; i < 6 && !err; i++)
 		err = make_node(dev, nodes[i].name, nodes[i].minor, nodes[i].major, owner);
-	for (unsigned i = 0; i < 5 && !err; i++)
-		if (symlinkat(links[i][0], dev, links[i][1]) < 0 ||
-		    fchownat(dev, links[i][1], owner, owner, AT_SYMLINK_NOFOLLOW) < 0)
-			err = -errno;
-	for (unsigned i = 0; i < 3 && !err; i++)
-		if (mkdirat(dev, dirs[i].name, dirs[i].mode) < 0 ||
-		    fchownat(dev, dirs[i].name, owner, owner, 0) < 0)
-			err = -errno;
 	return err;
 }
 
@@ -123,9 +128,9 @@ int mount_shared(struct child *c, const struct step *s)
 	c->shared_fd = new_mount("tmpfs", MOUNT_ATTR_NOSUID, options);
 	if (c->shared_fd < 0)
 		return c->shared_fd;
+	make_as(owner);
 	for (unsigned i = 0; i < 3; i++)
-		if (mkdirat(c->shared_fd, dirs[i], 0755) < 0 ||
-		    fchownat(c->shared_fd, dirs[i], owner, owner, 0) < 0)
+		if (mkdirat(c->shared_fd, dirs[i], 0755) < 0)
 			return -errno;
 	dev = open_at(c->shared_fd, "dev", O_RDONLY | O_DIRECTORY);
 	return dev < 0 ? dev : fill_dev(dev, owner);
@@ -145,6 +150,10 @@ int mount_root(struct child *c, const struct step *s)
 	int err = sys_move_mount(c->shared_fd, AT_FDCWD, "/t");
 
 	(void)s;
+	/* The layers' clones too, though the overlay has its own by now: closing a detached mount waits for
+	 * a grace period of the kernel, parking it does not. */
+	for (unsigned i = 0; i < c->lower_count && !err; i++)
+		err = sys_move_mount(c->lower_fds[i], AT_FDCWD, "/l");
 	return err ? err : sys_move_mount(c->overlay_fd, AT_FDCWD, "/");
 }
 

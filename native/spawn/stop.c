@@ -112,6 +112,8 @@ static void dead(struct instance *i)
 
 	if (i->slot->adopted)
 		finish(i, "adopted from an earlier launcher");
+	else if (i->group_killed)
+		finish(i, "its group was killed as a whole and cannot be cloned into");
 	else if (slot_net_clean(l, i->slot, why, sizeof(why)))
 		finish(i, "");
 	else if (slot_net_replace(l, net_replaced, i))
@@ -155,6 +157,7 @@ static void expire(struct timer *t)
 	struct instance *i = container_of(t, struct instance, timer);
 
 	i->state = RUNNING;
+	i->group_killed = !group_kill(i->request->agent_group);
 	reply_fail(i->launcher, &i->stop_reply, "kill", -ETIMEDOUT, i->id);
 	free(i->stop);
 	i->stop = NULL;
@@ -206,9 +209,10 @@ void instance_stop(struct launcher *l, struct request *r)
 	}
 	i->state = STOPPING;
 	timer_set(&l->loop, &i->timer, expire);
-	/* The group's kill also reaches the frozen; the signal is for a group that is gone. */
-	if (group_kill(i->request->agent_group))
-		sys_pidfd_kill(i->death.fd);
+	/* Not by cgroup.kill: the end of PID 1 takes its whole pid namespace along, while a group that was
+	 * killed once kills whatever CLONE_INTO_CGROUP puts there later (Linux 6.14 to 6.18 compare its
+	 * count of kills with that of the cloner's own group): the slot could not be used again. */
+	sys_pidfd_kill(i->death.fd);
 }
 
 /* The pid may be another process's by now: it must be in the agent's group. */
