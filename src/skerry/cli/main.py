@@ -1,0 +1,75 @@
+"""`skerry`: global options, and where each command lives. Commands are imported when they are used."""
+
+from __future__ import annotations
+
+import click
+
+from skerry.cli.app import App, Settings
+from skerry.cli.group import TopGroup
+from skerry.cli.secrets import secret_from
+
+TOKEN_VARIABLE = "SKERRY_TOKEN"  # noqa: S105 - the variable's name
+
+# Where each command is, and its line in --help: so that --help imports none of them.
+COMMANDS = {
+    "demo": ("skerry.cli.demo:demo", "Run the main job on real tasks with scripted policies."),
+    "rollout": ("skerry.cli.rollout:rollout", "Run a job: policies over tasks, graded."),
+    "trace": ("skerry.cli.trace:trace", "List, show and verify recorded rollouts."),
+    "task": ("skerry.cli.task:task", "Make, check and list tasks."),
+    "run": ("skerry.cli.run:run", "Run one command in a new sandbox, which is then removed."),
+    "exec": ("skerry.cli.run:exec_", "Run a command in a live sandbox."),
+    "shell": ("skerry.cli.shell:shell", "Open a terminal in a live or a new sandbox."),
+    "cp": ("skerry.cli.copy:cp", "Copy files and trees into and out of a sandbox."),
+    "ls": ("skerry.cli.sandboxes:ls", "List sandboxes."),
+    "inspect": ("skerry.cli.sandboxes:inspect", "Show all that is known of sandboxes."),
+    "logs": ("skerry.cli.logs:logs", "Show a sandbox's commands and their recorded output."),
+    "rm": ("skerry.cli.sandboxes:rm", "Destroy sandboxes."),
+    "image": ("skerry.cli.image:image", "Build, import, list and remove layers."),
+    "up": ("skerry.cli.up:up", "Start a node in the background, or stop it."),
+    "node": ("skerry.cli.node:node", "Run a node in the foreground."),
+    "doctor": ("skerry.cli.doctor:doctor", "Say what this machine can do and what is missing."),
+    "bench": ("skerry.cli.bench:bench", "Run the benchmarks of the checkout."),
+    "completion": ("skerry.cli.completion:completion", "Print the completion script of a shell."),
+}
+
+
+@click.group(
+    cls=TopGroup,
+    lazy=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("--url", metavar="URL", help="Node: http://HOST:PORT or unix:///PATH [SKERRY_URL].")
+@click.option(
+    "--token-env",
+    metavar="NAME",
+    default=TOKEN_VARIABLE,
+    show_default=True,
+    help="Environment variable that holds the node's token.",
+)
+@click.option("--state", "state_dir", metavar="DIR", help="State directory of the local node.")
+@click.option("--run", "run_dir", metavar="DIR", help="Run directory of the local node.")
+@click.version_option(package_name="skerry", prog_name="skerry", message="%(prog)s %(version)s")
+@click.pass_obj
+def cli(
+    app: App, /, *, url: str | None, token_env: str, state_dir: str | None, run_dir: str | None
+) -> None:
+    """Sandboxes in which AI agents are trained and evaluated.
+
+    Try: skerry demo, or: skerry run default -- python3 --version
+    """
+    local = state_dir is not None or run_dir is not None
+    app.settings = Settings(
+        url=url or (None if local else secret_from("SKERRY_URL")),
+        token=secret_from(token_env, required=token_env != TOKEN_VARIABLE),
+        state_dir=state_dir,
+        run_dir=run_dir,
+    )
+
+
+def main() -> None:
+    """Runs the command line and ends the process with its status."""
+    cli(prog_name="skerry")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Options and argument types that several commands share."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from skerry.cli.app import App
+from skerry.errors import InvalidRequest
+
+F = TypeVar("F", bound=Callable[..., Any])
+DEFAULT_IMAGE = "debian:12"
+
+_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|)")
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Returns the two sides of NAME=VALUE, split at the first `=`."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def seconds(text: str) -> float:
+    """Returns the seconds, above 0, of a duration like 90, 1.5s, 300ms, 10m, 2h."""
+    match = _DURATION.fullmatch(str(text).strip())
+    value = float(match[1]) * _UNITS[match[2]] if match else math.nan
+    if not value > 0 or not math.isfinite(value):
+        raise click.BadParameter(f"{text!r} is no duration: write 90, 1.5s, 10m or 2h")
+    return value
+
+
+def complete_sandbox(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Completes the ids of live sandboxes, if a node answers already; starts none."""
+    app = ctx.find_root().obj if isinstance(ctx.find_root().obj, App) else App()
+
+    async def ids() -> list[str]:
+        async with app.client() as client:
+            return [info.id for info in await client.sandboxes.list()]
+
+    try:
+        return [item for item in app.wait_for(ids) if item.startswith(incomplete)]
+    except Exception:  # noqa: BLE001 - a completion that fails completes nothing
+        return []
+
+
+def command_options(function: F) -> F:
+    """Adds how a command is run: -i, -t, --env, --user, --workdir, --timeout."""
+    for option in reversed(
+        (
+            click.option("-i", "--interactive", is_flag=True, help="Feed standard input to it."),
+            click.option("-t", "--tty", is_flag=True, help="Give it a terminal."),
+            click.option(
+                "-e",
+                "--env",
+                type=pair,
+                multiple=True,
+                metavar="NAME=VALUE",
+                help="Environment variable.",
+            ),
+            click.option("-u", "--user", metavar="USER", help="User inside: name, uid or uid:gid."),
+            click.option("-w", "--workdir", metavar="DIR", help="Directory inside."),
+            click.option(
+                "--timeout",
+                type=seconds,
+                metavar="TIME",
+                help="End it after this long (90, 10m); status 124.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def sandbox_options(function: F) -> F:
+    """Adds what a new sandbox is made of."""
+    for option in reversed(
+        (
+            click.option(
+                "--layer", "layers", multiple=True, metavar="NAME", help="Layer on the image."
+            ),
+            click.option("--cpu", type=float, default=1.0, show_default=True, help="Cores."),
+            click.option("--memory", default="1GiB", show_default=True, metavar="SIZE"),
+            click.option("--pids", type=int, default=512, show_default=True, help="Processes."),
+            click.option("--disk", metavar="SIZE", help="What it may write [no limit of its own]."),
+            click.option(
+                "--label", "labels", type=pair, multiple=True, metavar="NAME=VALUE", help="Label."
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def image_name(image: str) -> str:
+    """Returns the image to use; `default` is the one that the guides use."""
+    return DEFAULT_IMAGE if image == "default" else image
+
+
+def argv_of(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the sandboxed command's words; InvalidRequest if there are none."""
+    if words[:1] == ("--",):
+        words = words[1:]
+    if not words:
+        raise InvalidRequest("no command was given", hint="put it after --, as in: -- ls -l")
+    if words[0].startswith("-"):
+        raise InvalidRequest(
+            f"{words[0]!r} stands where the command should",
+            hint="options come first, then --, then the command",
+        )
+    return words

@@ -1,0 +1,59 @@
+"""`skerry shell`: a terminal in a sandbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from skerry.cli.app import App
+from skerry.cli.group import SkerryCommand
+from skerry.cli.options import complete_sandbox, image_name, pair, sandbox_options
+from skerry.cli.run import Command, check_terminal, finish, new_sandbox
+from skerry.errors import InvalidRequest
+
+# bash where the image has it; a failed exec would end a shell, so it is looked up first.
+LOGIN = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -l")
+
+
+@click.command(cls=SkerryCommand, carries_status=True)
+@click.argument("sandbox_id", metavar="[ID]", required=False, shell_complete=complete_sandbox)
+@click.option("--image", help="Make a new sandbox of this image, removed when the shell ends.")
+@sandbox_options
+@click.option(
+    "-e", "--env", type=pair, multiple=True, metavar="NAME=VALUE", help="Environment variable."
+)
+@click.option("-u", "--user", metavar="USER", help="User inside: name, uid or uid:gid.")
+@click.option("-w", "--workdir", metavar="DIR", help="Directory inside.")
+@click.pass_obj
+def shell(
+    app: App,
+    /,
+    *,
+    sandbox_id: str | None,
+    image: str | None,
+    env: tuple[tuple[str, str], ...],
+    user: str | None,
+    workdir: str | None,
+    labels: tuple[tuple[str, str], ...],
+    **limits: Any,
+) -> int:
+    """Open a terminal in a live sandbox, or with --image in a new one.
+
+    Every key goes to the shell inside, Ctrl-C too; `exit` or Ctrl-D leaves. The exit status is the
+    shell's.
+    """
+    check_terminal(app, tty=True)
+    if (sandbox_id is None) == (image is None):
+        raise InvalidRequest("give a sandbox's id, or --image for a new one")
+    wanted = Command(argv=LOGIN, interactive=True, tty=True, env=dict(env), user=user, cwd=workdir)
+
+    async def work() -> int:
+        async with app.client() as client:
+            if sandbox_id is not None:
+                return await finish(app, await client.sandboxes.get(sandbox_id), wanted)
+            spec = {**limits, "image": image_name(image or ""), "labels": dict(labels)}
+            async with new_sandbox(client, **spec) as sandbox:
+                return await finish(app, sandbox, wanted)
+
+    return app.wait_for(work)
