@@ -111,7 +111,7 @@ class Backend(Protocol):
         """Facts, valid after `start`."""
 
     async def start(self) -> None:
-        """Brings up what the backend shares among instances (launcher, pools); Unavailable if it cannot."""
+        """Brings up what instances share (launcher, pools); Unavailable if it cannot."""
 
     async def close(self, *, keep_instances: bool) -> None:
         """Ends the shared parts; with `keep_instances` live ones stay for a later `recover`."""
@@ -124,6 +124,14 @@ class Backend(Protocol):
 
     async def recover(self, record: Record, /) -> Instance | None:
         """Finds a live instance again; None (and nothing left of it) if it is gone."""
+
+
+@runtime_checkable
+class Sweepable(Protocol):
+    """A backend that can hold instances which no record knows, after a crash of the node."""
+
+    async def sweep(self) -> list[str]:
+        """Destroys what no `recover` claimed; call it once, after them. A line says what each was."""
 
 
 @runtime_checkable

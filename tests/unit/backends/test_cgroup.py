@@ -131,16 +131,16 @@ def test_quota_is_rounded_up_and_never_below_what_the_kernel_takes():
 
 def test_v1_counters_are_parsed():
     contents = (b"4096\n", b"8192\n", b"3\n", b"oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    assert groups_of(v1(), "n").parse((*contents, b"usage_usec 77\nuser_usec 1\n")) == Counters(
-        4096, 8192, 3, 2, 77
-    )
+    assert groups_of(v1(), "n").parse(
+        (*contents, b"usage_usec 77\nuser_usec 1\n", b"cache 9\n")
+    ) == Counters(4096, 9, 8192, 3, 2, 77)
 
 
 def test_files_that_are_gone_count_as_nothing():
     for layout in (v1(), v2()):
-        assert groups_of(layout, "n").parse((b"",) * 5) == Counters()
+        assert groups_of(layout, "n").parse((b"",) * 6) == Counters()
         assert (
-            groups_of(layout, "n").parse((b"max\n", b"-1", b"\xff", b"oom_kill x", b""))
+            groups_of(layout, "n").parse((b"max\n", b"-1", b"\xff", b"oom_kill x", b"", b""))
             == Counters()
         )
 

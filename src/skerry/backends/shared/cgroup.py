@@ -55,6 +55,7 @@ class Counters(msgspec.Struct, frozen=True):
     """What a slot's groups say; counts since the groups were made."""
 
     memory_bytes: int = 0
+    cache_bytes: int = 0  # of memory_bytes, what is page cache
     memory_peak_bytes: int = 0
     pids: int = 0
     oom_kills: int = 0
@@ -186,6 +187,7 @@ class V1:
                 f"{pids}/pids.current",
                 f"{memory}/memory.oom_control",
                 f"{top}/w/cpu.stat",
+                f"{memory}/memory.stat",
             ),
         )
 
@@ -208,9 +210,10 @@ class V1:
 
     def parse(self, contents: tuple[bytes, ...]) -> Counters:
         """The OOM count is the line `oom_kill` of memory.oom_control."""
-        usage, peak, pids, oom, cpu = contents
+        usage, peak, pids, oom, cpu, stat = contents
         return Counters(
             memory_bytes=_number(usage),
+            cache_bytes=_keyed(stat, b"cache"),
             memory_peak_bytes=_number(peak),
             pids=_number(pids),
             oom_kills=_keyed(oom, b"oom_kill"),
@@ -260,11 +263,12 @@ class V2:
                 f"{work}/pids.current",
                 f"{work}/memory.events",
                 f"{work}/cpu.stat",
+                f"{work}/memory.stat",
             ),
         )
 
     def limit(self, number: int, old: Limits | None, new: Limits) -> tuple[str, ...]:
-        """Writes what differs. The agent's `cgroup.subtree_control` of the slot cannot lift them."""
+        """Writes what differs; swap is off, as memsw is in v1."""
         work = f"{self._node}/slot-{number}/w"
         steps = []
         if old is None:
@@ -279,9 +283,10 @@ class V2:
 
     def parse(self, contents: tuple[bytes, ...]) -> Counters:
         """The peak is that of the group's life: the kernel resets it for single readers only."""
-        usage, peak, pids, events, cpu = contents
+        usage, peak, pids, events, cpu, stat = contents
         return Counters(
             memory_bytes=_number(usage),
+            cache_bytes=_keyed(stat, b"file"),
             memory_peak_bytes=_number(peak),
             pids=_number(pids),
             oom_kills=_keyed(events, b"oom_kill"),

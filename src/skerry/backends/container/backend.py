@@ -1,0 +1,199 @@
+"""The container backend: brings its parts up and down, and makes instances with them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable
+
+from skerry.backends.api import Capabilities, CreateRequest, Health, Record
+from skerry.backends.container import creation, host, recovery, uppers
+from skerry.backends.container.instance import ContainerInstance
+from skerry.backends.container.parts import Parts, Places
+from skerry.backends.shared import binaries
+from skerry.backends.shared.launcher import Launcher
+from skerry.backends.shared.launcher_process import LauncherProcess, clear_log
+from skerry.errors import Conflict, SkerryError, Unavailable
+from skerry.wire import plan
+
+
+class ContainerBackend:
+    """See the seam. A caller that gives up during `create` leaves nothing behind."""
+
+    def __init__(self, places: Places, log: logging.Logger) -> None:
+        self.places, self.log = places, log
+        self.layout = host.layout()
+        self._parts: Parts | None = None
+        self._store: uppers.UpperPlan | None = None
+        self._keepers: list[asyncio.Task[None]] = []
+        self._closing = False
+
+    @property
+    def parts(self) -> Parts:
+        """What was brought up by `start`; Unavailable before and after."""
+        if self._parts is None:
+            raise Unavailable("the container backend is not running")
+        return self._parts
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Facts of this host, valid after `start`."""
+        features = self.parts.features
+        return Capabilities(
+            "container", "quota" in features, "snapshot" in features, self.layout.kind
+        )
+
+    async def probe(self) -> Health:
+        """Looks at kernel, rights, binaries and places; starts nothing."""
+        return await asyncio.to_thread(host.probe, self.places.state_dir, self.layout)
+
+    async def start(self) -> None:
+        """Finds or starts the launcher, opens the upper store, fills the pool of slots."""
+        health = await self.probe()
+        if not health.usable:
+            raise Unavailable(f"containers cannot run here: {health.reason}")
+        self._store = self._prepare_places()
+        parts = Parts(self.places, self.layout, self.log)
+        for root in parts.groups.roots():
+            os.makedirs(root, mode=0o755, exist_ok=True)
+        for path, text in parts.groups.prepare():
+            _write(path, text)
+        parts.process = LauncherProcess(
+            self._launcher_argv(parts),
+            self.places.run_dir,
+            restore=self._restore,
+            on_exited=self._exited,
+            log=self.log,
+        )
+        self._parts = parts
+        try:
+            await parts.process.open()
+        except BaseException:
+            self._parts = None
+            self._remove_places(parts)
+            raise
+        for keep in (parts.slots.keep_filled, parts.layers.keep_tidy):
+            self._keepers.append(asyncio.create_task(keep()))
+
+    async def close(self, *, keep_instances: bool) -> None:
+        """Ends what is shared. With `keep_instances` the launcher and what lives in it stay."""
+        if self._parts is None:
+            return
+        parts = self._parts
+        self._closing = True
+        await parts.settle()
+        for task in self._keepers:
+            task.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._keepers.clear()
+        if not keep_instances:
+            await recovery.sweep(parts)
+            await _all(instance.destroy for instance in list(parts.instances.values()))
+        await parts.settle()
+        await parts.slots.drop_idle()
+        if not keep_instances:
+            await parts.layers.unmount_unused(0.0)
+        if parts.process is not None:
+            await parts.process.close(stop=not keep_instances)
+        if not keep_instances:
+            self._remove_places(parts)
+        self._parts, self._closing = None, False
+
+    async def create(self, request: CreateRequest, /) -> ContainerInstance:
+        """Makes a container; at most eight are being started at a time, more wait their turn."""
+        parts = self.parts
+        if self._closing:
+            raise Unavailable("the container backend is being closed")
+        if request.instance_id in parts.instances or request.instance_id in parts.making:
+            raise Conflict(f"instance {request.instance_id} exists")
+        uppers.check_room(self.places.state_dir)
+        parts.making.add(request.instance_id)
+        making = asyncio.create_task(creation.create(parts, request))
+        parts.track(making)
+        making.add_done_callback(lambda _task: parts.making.discard(request.instance_id))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(lambda task: _abandon(parts, task))
+            raise
+
+    async def recover(self, record: Record, /) -> ContainerInstance | None:
+        """Finds a container again, adopting it if its launcher died."""
+        return await recovery.recover(self.parts, record)
+
+    async def sweep(self) -> list[str]:
+        """Destroys what no `recover` claimed."""
+        return await recovery.sweep(self.parts)
+
+    def _prepare_places(self) -> uppers.UpperPlan:
+        for path in (self.places.state_dir, self.places.run_dir, f"{self.places.run_dir}/i"):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        return uppers.choose(
+            self.places.state_dir, _read("/proc/self/mountinfo"), _read("/proc/filesystems")
+        )
+
+    def _launcher_argv(self, parts: Parts) -> tuple[str, ...]:
+        argv = [str(binaries.find("skerry-spawn")), "--run", self.places.run_dir]
+        argv += ["--state", self.places.state_dir, "--init", str(binaries.find("skerry-init"))]
+        for path in self.places.layer_dirs:
+            argv += ["--bind", path]
+        for path in parts.groups.roots():
+            argv += ["--cgroup", path]
+        return tuple(argv)
+
+    async def _restore(self, launcher: Launcher, status: plan.StatusReply) -> None:
+        parts, store = self.parts, self._store
+        assert store is not None  # noqa: S101
+        if not status.upper:
+            await asyncio.to_thread(uppers.prepare, store)
+        request = plan.UpperOpen(upper=store.kind, path=store.path)
+        parts.features = frozenset((await launcher.ask(request)).upper().feature)
+        await recovery.restore(parts, launcher, status)
+
+    def _exited(self, event: plan.Exited) -> None:
+        instance = self._parts.instances.get(event.instance) if self._parts else None
+        if instance is not None:
+            instance.exited(event.wait_status)
+
+    def _remove_places(self, parts: Parts) -> None:
+        for root in parts.groups.roots():
+            _quietly(os.rmdir, root)
+        run = self.places.run_dir
+        _quietly(os.rmdir, f"{run}/ns")
+        _quietly(os.rmdir, f"{run}/i")
+        clear_log(run)
+        if self._store is not None:
+            _quietly(os.unlink if self._store.image else os.rmdir, self._store.path)
+
+
+def _abandon(parts: Parts, making: asyncio.Task[ContainerInstance]) -> None:
+    """Destroys an instance whose creator gave up."""
+    if not making.cancelled() and making.exception() is None:
+        parts.track(asyncio.get_running_loop().create_task(making.result().destroy()))
+
+
+async def _all(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Awaits all of them and then raises the first platform error."""
+    results = await asyncio.gather(*(call() for call in calls), return_exceptions=True)
+    for result in results:
+        if isinstance(result, SkerryError):
+            raise result
+
+
+def _quietly(call: Callable[[str], None], path: str) -> None:
+    """Removes what is there and empty; the leak census tells of the rest."""
+    try:
+        call(path)
+    except OSError:
+        return
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -1,0 +1,112 @@
+"""From a CreateRequest to a live instance: layers, a slot, one START."""
+
+from __future__ import annotations
+
+import os
+
+from skerry.backends.api import CreateRequest
+from skerry.backends.container.cores import confine
+from skerry.backends.container.environment import environment
+from skerry.backends.container.instance import ContainerInstance, Facts
+from skerry.backends.container.parts import Parts
+from skerry.backends.container.remains import boot_id, process_start
+from skerry.backends.container.slots import Slot
+from skerry.backends.shared.cgroup import Limits
+from skerry.backends.shared.launcher import LauncherFailed
+from skerry.errors import InvalidRequest
+from skerry.wire import plan
+
+OPERATIONS_MAX = 512
+
+
+def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits) -> plan.StartPlan:
+    """Returns the complete plan of START; limits are written only where the slot has others."""
+    config = plan.AgentConfig(
+        peer_uid=os.getuid(),
+        nofile=request.nofile,
+        env=environment(request.env),
+        max_ops=OPERATIONS_MAX,
+    )
+    groups = slot.groups
+    return plan.StartPlan(
+        instance=request.instance_id,
+        slot=slot.number,
+        layer=tuple(layer.id for layer in request.rootfs.layers),
+        hostname=request.hostname,
+        disk_bytes=request.disk_bytes,
+        shm_bytes=request.shm_bytes,
+        step=parts.groups.limit(slot.number, slot.limits, limits),
+        agent_group=groups.agent,
+        work_group=groups.work,
+        tasks=groups.tasks,
+        oom_file=groups.oom_file,
+        oom_kind=groups.oom_kind,
+        socket=parts.socket_path(request.instance_id),
+        config=config.payload(),
+    )
+
+
+async def create(parts: Parts, request: CreateRequest) -> ContainerInstance:
+    """Makes an instance, or raises and leaves nothing."""
+    if not request.rootfs.layers:
+        raise InvalidRequest("a container needs at least one layer")
+    if request.disk_bytes is not None and "quota" not in parts.features:
+        raise InvalidRequest(
+            "disk: this node cannot limit what a sandbox writes (no btrfs pool); "
+            "`skerry doctor` says why; ask without a limit"
+        )
+    ids = tuple(layer.id for layer in request.rootfs.layers)
+    async with parts.starts:
+        await parts.layers.acquire(request.rootfs.layers)
+        try:
+            slot = await parts.slots.acquire(request.memory_bytes)
+        except LauncherFailed as error:
+            parts.layers.release(ids)
+            raise error.to_error() from error
+        except BaseException:
+            parts.layers.release(ids)
+            raise
+        try:
+            return await _start(parts, request, slot)
+        except BaseException as error:
+            await _undo(parts, request.instance_id, slot, error)
+            parts.layers.release(ids)
+            raise error.to_error() if isinstance(error, LauncherFailed) else error from error
+
+
+async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerInstance:
+    limits = Limits(request.memory_bytes, request.pids, request.cpu)
+    wanted = start_plan(parts, request, slot, limits)
+    facts = Facts(
+        instance=request.instance_id,
+        slot=slot.number,
+        pid=0,
+        start_ticks=0,
+        boot=boot_id(),
+        layers=request.rootfs.layers,
+        limits=limits,
+        base=slot.base,
+    )
+    instance = ContainerInstance(parts, facts, slot)
+    # Known before START answers: its end may be told in the very next packet.
+    parts.instances[instance.id] = instance
+    try:
+        slot.limits = None  # unknown, should START fail half way
+        started = (await parts.ask_raw(wanted)).start()
+        slot.limits = limits
+        instance.born(started.pid, process_start(started.pid), parts.cores.take(request.cpu))
+        confine(started.pid, instance.facts.cores)
+        pairs = (text.partition("=") for text in started.step_us)
+        instance.stages_us = {name: int(us) for name, _, us in pairs if us.isdigit()}
+    except BaseException:
+        parts.forget(instance.id)
+        raise
+    return instance
+
+
+async def _undo(parts: Parts, instance: str, slot: Slot, error: BaseException) -> None:
+    """After a failed START: the launcher undid it, unless it was lost meanwhile."""
+    if not isinstance(error, LauncherFailed | InvalidRequest):
+        await parts.remains.clear(instance, slot)
+    clean = isinstance(error, InvalidRequest)  # nothing was sent
+    await parts.slots.release(slot, clean=clean, after=slot.base, why=f"START failed: {error}")

@@ -1,0 +1,227 @@
+"""A live container: PID 1 is the guest agent, reached over a unix socket that is invisible inside."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from skerry.backends.api import Exit, Record, Upper
+from skerry.backends.container.parts import Parts
+from skerry.backends.container.remains import remove_groups_below
+from skerry.backends.container.slots import Slot
+from skerry.backends.shared.cgroup import Counters, Limits
+from skerry.backends.shared.launcher import LauncherFailed
+from skerry.errors import SandboxFailed, StorageFailed, Unavailable
+from skerry.spec.layers import LayerFile
+from skerry.spec.sandbox import Usage
+from skerry.wire import plan
+
+RECORD_VERSION = 1
+CONNECT_TIMEOUT_S = 10.0
+STOP_TRIES = 3
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What an instance is made of; also its record's content."""
+
+    instance: str
+    slot: int
+    pid: int
+    start_ticks: int  # of the pid: with `boot` it tells the process from a later one
+    boot: str
+    layers: tuple[LayerFile, ...]  # lowest first
+    limits: Limits
+    base: Counters
+    cores: tuple[int, ...] = ()
+
+
+def exit_of(wait_status: int) -> Exit:
+    """Returns what a wait status says."""
+    if os.WIFSIGNALED(wait_status):
+        return Exit(signal=os.WTERMSIG(wait_status))
+    return Exit(status=os.WEXITSTATUS(wait_status))
+
+
+class ContainerInstance:
+    """One container. Invariant: `_exit` is done once its first process is known to have ended."""
+
+    def __init__(self, parts: Parts, facts: Facts, slot: Slot) -> None:
+        self.facts = facts
+        self.slot = slot
+        self.paused = False
+        self.stages_us: dict[str, int] = {}
+        self._parts = parts
+        self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self._destroying: asyncio.Task[None] | None = None
+        self._freeze = asyncio.Lock()
+        self._snapshots = 0
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.facts.instance
+
+    @property
+    def alive(self) -> bool:
+        """False once its first process ended or it was destroyed."""
+        return not self._exit.done()
+
+    @property
+    def socket_path(self) -> str:
+        """Where its agent listens."""
+        return self._parts.socket_path(self.id)
+
+    def born(self, pid: int, start_ticks: int | None, cores: tuple[int, ...]) -> None:
+        """Takes note of its first process."""
+        changes = {"pid": pid, "start_ticks": start_ticks or 0, "cores": cores}
+        self.facts = msgspec.structs.replace(self.facts, **changes)
+
+    def exited(self, wait_status: int) -> None:
+        """Takes note of the end of its first process."""
+        if not self._exit.done():
+            self._exit.set_result(exit_of(wait_status))
+
+    async def open_channel(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        """Connects to the agent; SandboxFailed if it has ended, Unavailable if it does not answer."""
+        if not self.alive:
+            raise SandboxFailed(f"the first process of {self.id} has ended", instance=self.id)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                transport, _ = await loop.create_unix_connection(factory, self.socket_path)
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(f"the agent of {self.id} cannot be reached: {error}") from error
+        return transport
+
+    async def wait(self) -> Exit:
+        """Returns when its first process ended or it was destroyed."""
+        return await asyncio.shield(self._exit)
+
+    async def usage(self) -> Usage:
+        """Reads its groups; what they held when it was made is taken off."""
+        now, base = self._parts.read_counters(self.slot), self.facts.base
+        return Usage(
+            cpu_seconds=max(0, now.cpu_us - base.cpu_us) / 1e6,
+            memory_bytes=max(0, now.memory_bytes - base.memory_bytes),
+            memory_peak_bytes=max(0, now.memory_peak_bytes - base.memory_bytes),
+            pids=now.pids,
+            oom_kills=max(0, now.oom_kills - base.oom_kills),
+        )
+
+    async def destroy(self) -> None:
+        """Leaves nothing of it; idempotent, and once begun it goes on if the caller gives up."""
+        if self._destroying is None or (self._destroying.done() and self._failed_to_destroy()):
+            self._destroying = asyncio.create_task(self._destroy())
+            self._parts.track(self._destroying)
+        await asyncio.shield(self._destroying)
+
+    def _failed_to_destroy(self) -> bool:
+        task = self._destroying
+        return task is not None and (task.cancelled() or task.exception() is not None)
+
+    async def _destroy(self) -> None:
+        for tries in range(STOP_TRIES):
+            try:
+                async with self._parts.stops:
+                    await self._end()
+                break
+            except Unavailable:
+                # The launcher was lost: a new one adopts the instance, and is then asked again.
+                if tries == STOP_TRIES - 1:
+                    raise
+        self.exited(9)
+        self._parts.forget(self.id)
+        self._parts.layers.release(tuple(layer.id for layer in self.facts.layers))
+        self._parts.cores.give_back(self.facts.cores)
+
+    async def _end(self) -> None:
+        """Stops it in the launcher and gives its slot back; Unavailable if the launcher is lost."""
+        slot, slots = self.slot, self._parts.slots
+        try:
+            request = plan.Stop(instance=self.id, read=slot.groups.readings)
+            stopped = (await self._parts.ask_raw(request)).stop()
+        except LauncherFailed as error:
+            raise error.to_error() from error
+        self.exited(stopped.wait_status)
+        if not stopped.slot_clean:
+            # Also if the launcher did not know it: then its processes may still run.
+            await self._parts.remains.kill(slot)
+            remove_groups_below(slot.groups.work)
+        whole = len(stopped.read) == len(slot.groups.readings)
+        after = self._parts.groups.parse(stopped.read) if whole else Counters()
+        clean = stopped.slot_clean and whole
+        await slots.release(slot, clean=clean, after=after, why=stopped.text or "")
+
+    def record(self) -> Record:
+        """Returns its facts."""
+        return Record("container", RECORD_VERSION, msgspec.to_builtins(self.facts))
+
+    async def pause(self) -> None:
+        """Freezes it; idempotent."""
+        async with self._freeze:
+            if not self.paused:
+                await self._parts.ask(plan.Freeze(self.id))
+                self.paused = True
+
+    async def resume(self) -> None:
+        """Thaws it; idempotent."""
+        async with self._freeze:
+            if self.paused:
+                await self._parts.ask(plan.Thaw(self.id))
+                self.paused = False
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Upper]:
+        """Gives a consistent view of what was written.
+
+        With snapshots it stands still for a moment only; else as long as the context is open, and
+        `frozen_seconds` counts until the view was given.
+        """
+        if "snapshot" not in self._parts.features:
+            async with self._frozen() as begin:
+                yield self._upper(self.id, time.monotonic() - begin)
+            return
+        self._snapshots += 1
+        name = f"{self.id}-snap{self._snapshots}"
+        async with self._frozen() as begin:
+            await self._parts.ask(plan.UpperSnapshot(instance=self.id, text=name))
+        frozen = time.monotonic() - begin
+        try:
+            yield self._upper(name, frozen)
+        finally:
+            await self._drop_snapshot(name)
+
+    @asynccontextmanager
+    async def _frozen(self) -> AsyncIterator[float]:
+        async with self._freeze:
+            begin = time.monotonic()
+            if not self.paused:
+                await self._parts.ask(plan.Freeze(self.id))
+            try:
+                yield begin
+            finally:
+                if not self.paused and self.alive:
+                    await self._parts.ask(plan.Thaw(self.id))
+
+    async def _drop_snapshot(self, name: str) -> None:
+        try:
+            await self._parts.ask_raw(plan.UpperDrop(name))
+        except LauncherFailed as error:
+            if error.errno != errno.ENOENT:
+                raise error.to_error() from error
+
+    def _upper(self, name: str, frozen: float) -> Upper:
+        root = self._parts.launcher_root()
+        path = f"{root}/upper/{name}/u"
+        try:
+            os.stat(path)
+        except OSError as error:
+            raise StorageFailed(f"the view of {self.id} cannot be read: {error}") from error
+        lowers = tuple(f"{root}/layers/{layer.id}" for layer in reversed(self.facts.layers))
+        return Upper(path, self.slot.uid_base, lowers, frozen)

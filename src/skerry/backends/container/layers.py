@@ -1,0 +1,110 @@
+"""Layers mounted in the launcher, once a node however many sandboxes use them (decision 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+
+from skerry.backends.container.slots import Ask
+from skerry.backends.shared.launcher import LauncherFailed
+from skerry.errors import ImageBroken, SkerryError
+from skerry.spec.layers import LayerFile
+from skerry.wire import plan
+
+UNUSED_S = 60.0
+JANITOR_PAUSE_S = 5.0
+_BROKEN = {
+    errno.EINVAL,
+    errno.EUCLEAN,
+    errno.EBADMSG,
+    errno.ENODATA,
+    errno.ENOTBLK,
+    errno.EOPNOTSUPP,
+}
+
+
+class _Mount:
+    """Invariant: users > 0, or `since` says when the last one went."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.since = time.monotonic()
+        self.lock = asyncio.Lock()
+        self.mounted = False
+
+
+class LayerMounts:
+    """Counts the users of each layer; unmounts one that had none for a minute."""
+
+    def __init__(self, ask: Ask, log: logging.Logger) -> None:
+        self._ask, self._log = ask, log
+        self._mounts: dict[str, _Mount] = {}
+
+    def found(self, ids: tuple[str, ...]) -> None:
+        """Takes note of what a running launcher has mounted; what is not there is mounted again."""
+        for mount in self._mounts.values():
+            mount.mounted = False
+        for layer in ids:
+            self._mounts.setdefault(layer, _Mount()).mounted = True
+
+    async def acquire(self, layers: tuple[LayerFile, ...]) -> None:
+        """Mounts what is not mounted and counts one user more of each.
+
+        Raises ImageBroken for a blob that is no layer, else what the launcher's failure is.
+        """
+        taken: list[LayerFile] = []
+        try:
+            for layer in layers:
+                mount = self._mounts.setdefault(layer.id, _Mount())
+                mount.users += 1
+                taken.append(layer)
+                async with mount.lock:
+                    if not mount.mounted:
+                        await self._mount(layer)
+                        mount.mounted = True
+        except BaseException:
+            self.release(tuple(layer.id for layer in taken))
+            raise
+
+    async def _mount(self, layer: LayerFile) -> None:
+        request = plan.LayerMount(layer=layer.id, path=layer.path, device=layer.device)
+        try:
+            await self._ask(request)
+        except LauncherFailed as error:
+            if error.errno in _BROKEN:
+                text = f"layer {layer.digest}: {layer.path} is no usable EROFS image: {error}"
+                raise ImageBroken(text, digest=layer.digest) from error
+            raise error.to_error() from error
+
+    def release(self, ids: tuple[str, ...]) -> None:
+        """Counts one user less of each."""
+        for layer in ids:
+            mount = self._mounts.get(layer)
+            if mount is not None and mount.users:
+                mount.users -= 1
+                mount.since = time.monotonic()
+
+    async def unmount_unused(self, older_than_s: float = UNUSED_S) -> None:
+        """Unmounts layers without users for that long."""
+        limit = time.monotonic() - older_than_s
+        for layer, mount in list(self._mounts.items()):
+            if mount.users or mount.since > limit or mount.lock.locked():
+                continue
+            async with mount.lock:
+                try:
+                    await self._ask(plan.LayerUnmount(layer))
+                except (LauncherFailed, SkerryError) as error:
+                    self._log.info("layer %s stays mounted: %s", layer, error)
+                    mount.since = time.monotonic()
+                    continue
+                mount.mounted = False
+            if not mount.users:
+                self._mounts.pop(layer, None)
+
+    async def keep_tidy(self) -> None:
+        """Unmounts unused layers until it is cancelled."""
+        while True:
+            await asyncio.sleep(JANITOR_PAUSE_S)
+            await self.unmount_unused()

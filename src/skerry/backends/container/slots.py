@@ -1,0 +1,224 @@
+"""The pool of slots (decisions 17 to 19): the unit of reuse between sandboxes.
+
+A slot is a number that stands for a range of ids, an owner uid, namespaces and limit groups. Idle
+slots are kept towards recent demand. One comes back only if the launcher found it clean and its
+memory group holds nothing that cannot be explained; else it is dropped. A number whose groups could
+not be removed stays out of use until they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from skerry.backends.shared.cgroup import Counters, Groups, Limits, SlotGroups
+from skerry.backends.shared.launcher import LauncherFailed
+from skerry.errors import Overloaded, SkerryError
+from skerry.wire import plan
+
+SLOTS_MAX = 20_000
+UID_BASE_FIRST = 1 << 20
+IDS_PER_SLOT = 65_536
+OWNER_UID_FIRST = 3_000_000_000
+IDLE_MIN = 8
+IDLE_MAX = 256
+RESIDUE_UNEXPLAINED_MAX = 8 << 20
+# A limit below what a group still holds would evict pages that other sandboxes share.
+RESIDUE_ROOM = 2
+DEMAND_WINDOW_S = 10.0
+REFILL_PAUSE_S = 0.5
+
+Ask = Callable[[plan.Request], Awaitable[plan.Reply]]
+
+
+class Slot:
+    """One slot. `limits` is what its groups are set to, `base` what they counted at hand-out."""
+
+    def __init__(self, number: int, groups: Groups) -> None:
+        self.number = number
+        self.groups: SlotGroups = groups.slot(number, OWNER_UID_FIRST + number)
+        self.limits: Limits | None = None
+        self.base = Counters()
+        self.reusable = True
+
+    @property
+    def uid_base(self) -> int:
+        """The host id of its root."""
+        return UID_BASE_FIRST + self.number * IDS_PER_SLOT
+
+    @property
+    def top(self) -> str:
+        """Its cgroup2 directory, above the agent's and the work group."""
+        return self.groups.agent.rpartition("/")[0]
+
+
+def unexplained(counters: Counters) -> int:
+    """Returns bytes that a group holds after its last process, beyond page cache."""
+    return max(0, counters.memory_bytes - counters.cache_bytes)
+
+
+class SlotPool:
+    """Invariant: each number below SLOTS_MAX is free, idle, in use, reserved, or stuck."""
+
+    def __init__(self, groups: Groups, ask: Ask, log: logging.Logger) -> None:
+        self._groups, self._ask, self._log = groups, ask, log
+        self._idle: list[Slot] = []
+        self._free: list[int] = []
+        self._next = 0
+        self._taken: set[int] = set()  # in use, reserved, idle or stuck
+        self._stuck: dict[int, Slot] = {}
+        self._wake = asyncio.Event()
+        self._window = (0.0, 0, 0)  # begin, hand-outs in it, hand-outs in the one before
+        self.made = 0
+        self.dropped = 0
+
+    @property
+    def idle(self) -> int:
+        """How many wait to be used."""
+        return len(self._idle)
+
+    @property
+    def taken(self) -> frozenset[int]:
+        """Numbers that are not free."""
+        return frozenset(self._taken)
+
+    @property
+    def stuck(self) -> tuple[int, ...]:
+        """Numbers whose groups could not be removed yet."""
+        return tuple(self._stuck)
+
+    @property
+    def target(self) -> int:
+        """How many shall be idle: the demand of the last ten to twenty seconds, within bounds."""
+        begin, now, before = self._window
+        stale = time.monotonic() - begin > 2 * DEMAND_WINDOW_S
+        return IDLE_MIN if stale else min(IDLE_MAX, max(IDLE_MIN, now, before))
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if a number is in two places."""
+        idle = [slot.number for slot in self._idle]
+        assert len(set(idle)) == len(idle), "an idle slot twice"  # noqa: S101
+        assert set(idle) <= self._taken, "an idle slot is not taken"  # noqa: S101
+        assert not set(self._free) & self._taken, "a free number is taken"  # noqa: S101
+
+    async def acquire(self, memory_bytes: int) -> Slot:
+        """Returns a slot for a sandbox of that size: an idle one if there is one, else a new one."""
+        self._count()
+        for at in range(len(self._idle) - 1, -1, -1):
+            if self._idle[at].base.memory_bytes * RESIDUE_ROOM <= memory_bytes:
+                self._wake.set()
+                return self._idle.pop(at)
+        return await self._make()
+
+    async def release(self, slot: Slot, *, clean: bool, after: Counters, why: str = "") -> None:
+        """Takes a slot back, into the pool or apart."""
+        left = unexplained(after)
+        if clean and left > RESIDUE_UNEXPLAINED_MAX:
+            clean, why = False, f"{left >> 20} MiB of memory stayed without an explanation"
+        if clean and slot.reusable and len(self._idle) < IDLE_MAX:
+            slot.base = after
+            self._idle.append(slot)
+            return
+        if why:
+            self._log.info("slot %d is not used again: %s", slot.number, why)
+        await self.drop(slot)
+
+    async def drop(self, slot: Slot) -> None:
+        """Removes a slot's namespaces and groups; if that fails its number is put aside."""
+        try:
+            await self._ask(plan.SlotDrop(slot=slot.number, step=slot.groups.drop))
+        except (LauncherFailed, SkerryError) as error:
+            self._log.warning("slot %d could not be dropped yet: %s", slot.number, error)
+            self._stuck[slot.number] = slot
+            return
+        self.dropped += 1
+        self._stuck.pop(slot.number, None)
+        self.unreserve(slot.number)
+
+    def unreserve(self, number: int) -> None:
+        """Makes a number free whose slot is gone."""
+        self._taken.discard(number)
+        heapq.heappush(self._free, number)
+
+    def reserve(self, number: int) -> Slot:
+        """Takes a certain number out of use, for an instance that is being recovered."""
+        while self._next <= number:
+            heapq.heappush(self._free, self._next)
+            self._next += 1
+        if number in self._free:
+            self._free.remove(number)
+            heapq.heapify(self._free)
+        self._taken.add(number)
+        return Slot(number, self._groups)
+
+    def lost(self, held: set[int]) -> None:
+        """Puts aside idle slots that a new launcher does not hold; `keep_filled` drops them."""
+        for slot in [slot for slot in self._idle if slot.number not in held]:
+            self._idle.remove(slot)
+            self._stuck[slot.number] = slot
+        self._wake.set()
+
+    async def drop_idle(self) -> None:
+        """Drops every idle slot and what was put aside."""
+        idle, self._idle = self._idle, []
+        for slot in (*idle, *self._stuck.values()):
+            await self.drop(slot)
+
+    async def keep_filled(self) -> None:
+        """Makes or drops idle slots until it is cancelled; one at a time, behind the creates."""
+        while True:
+            self._wake.clear()
+            try:
+                while len(self._idle) < self.target:
+                    self._idle.append(await self._make())
+                if len(self._idle) > 2 * self.target:
+                    await self.drop(self._idle.pop(0))
+                for slot in list(self._stuck.values()):
+                    await self.drop(slot)
+            except (LauncherFailed, SkerryError) as error:
+                self._log.warning("the pool of slots is not filled: %s", error)
+            try:
+                async with asyncio.timeout(REFILL_PAUSE_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _make(self) -> Slot:
+        slot = Slot(self._number(), self._groups)
+        request = plan.SlotMake(
+            slot=slot.number,
+            uid_base=slot.uid_base,
+            owner_uid=OWNER_UID_FIRST + slot.number,
+            step=slot.groups.make,
+            agent_group=slot.groups.agent,
+            tasks=slot.groups.tasks,
+        )
+        try:
+            await self._ask(request)
+        except BaseException:
+            self._stuck[slot.number] = slot  # half of it may be there: `keep_filled` drops it
+            self._wake.set()
+            raise
+        self.made += 1
+        return slot
+
+    def _number(self) -> int:
+        if self._free:
+            number = heapq.heappop(self._free)
+        elif self._next < SLOTS_MAX:
+            number = self._next
+            self._next += 1
+        else:
+            raise Overloaded("all slots are in use", limit=f"slots: {SLOTS_MAX}", retry_after_s=5.0)
+        self._taken.add(number)
+        return number
+
+    def _count(self) -> None:
+        begin, now, before = self._window
+        time_now = time.monotonic()
+        if time_now - begin > DEMAND_WINDOW_S:
+            begin, now, before = time_now, 0, now
+        self._window = (begin, now + 1, before)
