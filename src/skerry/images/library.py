@@ -1,0 +1,380 @@
+"""The layers that a node knows: found by name, made from archives, directories, suites, sandboxes.
+
+All methods block (call them from a worker thread) and may be used from several threads and
+processes at once. A name becomes visible only when all that it stands for is stored and synced; an
+error or a crash before that leaves the store as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import difflib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from skerry.errors import Conflict, ImageBroken, InvalidRequest, NotFound
+from skerry.images import debian
+from skerry.images.commit import read_upper
+from skerry.images.diff import changes, tar_entries
+from skerry.images.directory import read_directory
+from skerry.images.entry import Tree
+from skerry.images.erofs import Log, Tools, build_image
+from skerry.images.notes import Notes
+from skerry.images.scratch import CHUNK_BYTES, Spool, scratch_directory, storage_errors, sweep
+from skerry.images.store import LayerStore
+from skerry.images.tarimport import ImportLimits, read_tar
+from skerry.images.tarread import Readable
+from skerry.images.tarwrite import write_tar
+from skerry.images.upper import UpperLimits, UpperView
+from skerry.spec.files import Change
+from skerry.spec.layers import (
+    LayerFile,
+    LayerKind,
+    LayerManifest,
+    LayerName,
+    RootfsPlan,
+    parse_layer_name,
+)
+
+_PROGRESS_S = 5.0
+
+
+def _silent(_line: str) -> None:
+    pass
+
+
+class _Made(NamedTuple):
+    """A layer that is read but not yet an image."""
+
+    name: LayerName
+    creator: str
+    recipe: dict[str, str]
+    tree: Tree
+    spool: Spool
+    notes: Notes
+
+
+class ImageLibrary:
+    """Layers in one store. `scratch_dir` is best on the store's disk: blobs are then renamed."""
+
+    def __init__(
+        self,
+        store: LayerStore,
+        tools: Tools,
+        scratch_dir: str,
+        *,
+        compression: str = "none",
+        import_limits: ImportLimits | None = None,
+        upper_limits: UpperLimits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.tools = tools
+        self._scratch_dir = scratch_dir
+        self._compression = compression
+        self._import_limits = import_limits or ImportLimits()
+        self._upper_limits = upper_limits or UpperLimits()
+        self._clock = clock
+        sweep(scratch_dir)
+
+    # --- finding ---
+
+    def resolve(self, names: Sequence[str]) -> tuple[LayerManifest, ...]:
+        """Returns the layers in the order of composition: base, workspaces, toolkits.
+
+        The first name may be short for a base; layers of one kind keep their order. Raises
+        InvalidRequest unless there is exactly one base and no layer twice, NotFound with close
+        matches and how to get it.
+        """
+        parsed = [
+            parse_layer_name(text, LayerKind.BASE if at == 0 else None)
+            for at, text in enumerate(names)
+        ]
+        if sum(name.kind is LayerKind.BASE for name in parsed) != 1:
+            raise InvalidRequest("a root file system has exactly one base layer")
+        if len({(name.kind, name.name) for name in parsed}) != len(parsed):
+            raise InvalidRequest("the same layer is named twice")
+        order = list(LayerKind)
+        return tuple(self._find(name) for name in sorted(parsed, key=lambda n: order.index(n.kind)))
+
+    def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
+        """Returns where the blobs are; of equal blobs only the topmost stays."""
+        layers = []
+        above: set[str] = set()
+        for manifest in reversed(manifests):
+            if manifest.digest not in above:
+                above.add(manifest.digest)
+                layers.append(self._layer_file(manifest))
+        return RootfsPlan(tuple(reversed(layers)))
+
+    def list(self) -> tuple[LayerManifest, ...]:
+        """Returns what each name stands for now, sorted by name."""
+        found = (self.store.manifest(name, digest) for name, digest in self.store.tags())
+        return tuple(manifest for manifest in found if manifest is not None)
+
+    def inspect(self, name: str) -> LayerManifest:
+        """Returns the manifest of a name, which may be pinned by digest; raises NotFound."""
+        return self._find(parse_layer_name(name, LayerKind.BASE))
+
+    # --- removing ---
+
+    def remove(self, name: str, in_use: Collection[str] = ()) -> None:
+        """Removes a name with all that it ever stood for, or one digest of it if pinned.
+
+        Blobs go when no manifest refers to them any more. Raises NotFound, and Conflict while
+        `in_use` holds one of the digests.
+        """
+        wanted = parse_layer_name(name, LayerKind.BASE)
+        tagged = LayerName(wanted.kind, wanted.name, wanted.tag)
+        with self.store.collecting():
+            if wanted.digest:
+                gone = [self._find(wanted)]
+            else:
+                gone = [one for one in self.store.manifests() if one.name == str(tagged)]
+            if not gone:
+                raise self._not_found(wanted)
+            for manifest in gone:
+                if manifest.digest in in_use:
+                    raise Conflict(
+                        f"{manifest.name} is in use by a sandbox", digest=manifest.digest
+                    )
+            self._forget(gone)
+
+    def collect(self, in_use: Collection[str] = ()) -> tuple[str, ...]:
+        """Removes what no name stands for and nothing in `in_use` names; returns the digests."""
+        with self.store.collecting():
+            current = {(str(name), digest) for name, digest in self.store.tags()}
+            self._forget(
+                one
+                for one in tuple(self.store.manifests())
+                if (one.name, one.digest) not in current and one.digest not in in_use
+            )
+            known = {one.digest for one in self.store.manifests()}
+            known |= {one.data_digest for one in self.store.manifests() if one.data_digest}
+            orphans = [
+                blob.digest
+                for blob in self.store.list()
+                if blob.digest not in known and blob.digest not in in_use
+            ]
+            for digest in orphans:
+                self.store.delete(digest)
+        return tuple(orphans)
+
+    # --- making ---
+
+    def import_tar(
+        self,
+        name: str,
+        fileobj: Readable,
+        *,
+        creator: str = "import",
+        recipe: Mapping[str, str] | None = None,
+        log: Log = _silent,
+    ) -> LayerManifest:
+        """Makes a layer of an archive (`skerry.images.tarimport` says what is taken and how)."""
+        target = _new_name(name)
+        with self._work() as (scratch, spool):
+            notes = Notes()
+            tree = read_tar(fileobj, spool, notes, self._import_limits, _progress("reading", log))
+            made = _Made(target, creator, dict(recipe or {}), tree, spool, notes)
+            return self._publish(made, scratch, log)
+
+    def import_directory(
+        self, name: str, path: str, prefix: str = "/", *, log: Log = _silent
+    ) -> LayerManifest:
+        """Makes a layer of a host directory, which appears at `prefix` inside.
+
+        Owners stay as they are below 65,536; devices and sockets are left out with a note.
+        """
+        target = _new_name(name)
+        with self._work() as (scratch, spool):
+            notes = Notes()
+            tree = read_directory(path, prefix, spool, notes, self._import_limits)
+            made = _Made(target, "directory", {"prefix": prefix}, tree, spool, notes)
+            return self._publish(made, scratch, log)
+
+    def debian(
+        self,
+        name: str,
+        suite: str,
+        packages: Sequence[str] = (),
+        log: Log = _silent,
+        refresh: bool = False,
+    ) -> LayerManifest:
+        """Makes a base of a Debian suite through this machine's own apt configuration; needs root.
+
+        The same suite and packages give what is there already, unless `refresh` is set.
+        """
+        target = _new_name(name)
+        recipe = debian.recipe(suite, packages)
+        if not refresh:
+            with contextlib.suppress(NotFound):
+                there = self._find(target)
+                if all(there.recipe.get(key) == value for key, value in recipe.items()):
+                    return there
+        path = debian.root_tar(suite, packages, self.tools.cache_dir, log, refresh=refresh)
+        with open(path, "rb") as file:
+            return self.import_tar(str(target), file, creator="debian", recipe=recipe, log=log)
+
+    def commit(
+        self,
+        upper: UpperView,
+        name: str,
+        *,
+        exclude: Sequence[str] = (),
+        recipe: Mapping[str, str] | None = None,
+        log: Log = _silent,
+    ) -> LayerManifest:
+        """Makes a layer of what a sandbox wrote; on its lowers it gives the same tree again.
+
+        `skerry.images.commit` says what is left out. A layer without files is allowed. Raises
+        InvalidRequest for a base: what was written is only the difference to one.
+        """
+        target = _new_name(name)
+        if target.kind is LayerKind.BASE:
+            raise InvalidRequest("a commit holds only what changed: name it workspace/ or toolkit/")
+        with self._work() as (scratch, spool):
+            notes = Notes()
+            tree = read_upper(upper, spool, notes, self._upper_limits, exclude)
+            made = _Made(target, "commit", dict(recipe or {}), tree, spool, notes)
+            return self._publish(made, scratch, log)
+
+    # --- looking at what a sandbox wrote ---
+
+    def diff(self, upper: UpperView) -> tuple[Change, ...]:
+        """Returns what differs from the lowers, sorted by path (see `skerry.images.diff`)."""
+        return tuple(sorted(changes(upper, self._upper_limits), key=lambda change: change.path))
+
+    def diff_tar(self, upper: UpperView, under: str = "/") -> Iterator[bytes]:
+        """Gives an archive of the added and modified paths at and below `under`."""
+        return write_tar(tar_entries(upper, self._upper_limits, under))
+
+    # --- inner parts ---
+
+    @contextlib.contextmanager
+    def _work(self) -> Iterator[tuple[str, Spool]]:
+        with scratch_directory(self._scratch_dir) as scratch:
+            spool = Spool(scratch)
+            try:
+                yield scratch, spool
+            finally:
+                spool.close()
+
+    def _publish(self, made: _Made, scratch: str, log: Log) -> LayerManifest:
+        image = os.path.join(scratch, "image")
+        notes = made.notes.lines()
+        for line in notes:
+            log(f"note: {line}")
+        build_image(
+            made.tree,
+            made.spool,
+            image,
+            tools=self.tools,
+            scratch=scratch,
+            compression=self._compression,
+            log=log,
+        )
+        with storage_errors("reading back an image"):
+            digest, size = _sha256(image), os.path.getsize(image)
+        manifest = LayerManifest(
+            name=str(made.name),
+            digest=digest,
+            size_bytes=size,
+            created=_rfc3339(self._clock()),
+            creator=made.creator,
+            recipe=made.recipe | ({"notes": "\n".join(notes)} if notes else {}),
+            compression=self._compression,
+            files=made.tree.count(),
+        )
+        with self.store.adding():
+            self.store.put(image, digest)
+            self.store.put_manifest(manifest)
+            self.store.set_tag(made.name, digest)
+        log(f"{made.name}: {manifest.files} files, {size >> 20} MiB, {digest}")
+        return manifest
+
+    def _find(self, name: LayerName) -> LayerManifest:
+        digest = name.digest or self.store.tag(name)
+        manifest = self.store.manifest(name, digest) if digest else None
+        if manifest is None and name.digest:
+            # Pinned: whatever tag it had, as long as it is this layer's.
+            same = f"{name.kind}/{name.name}:"
+            found = self.store.manifests(name.digest)
+            manifest = next((one for one in found if one.name.startswith(same)), None)
+        if manifest is None:
+            raise self._not_found(name)
+        if not self.store.has(manifest.digest):
+            raise ImageBroken(f"{manifest.name}: its blob {manifest.digest} is gone from the store")
+        return manifest
+
+    def _not_found(self, name: LayerName) -> NotFound:
+        known = [str(tag) for tag, _ in self.store.tags()]
+        wanted = f"{name.kind}/{name.name}:{name.tag}"
+        close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
+        hint = f"; close: {', '.join(close)}" if close else ""
+        return NotFound(f"there is no layer {name}{hint}. {_how_to_build(name)}", close=close)
+
+    def _layer_file(self, manifest: LayerManifest) -> LayerFile:
+        identifier = manifest.digest.removeprefix("sha256:")[:32]
+        device = self.store.path(manifest.data_digest) if manifest.data_digest else None
+        return LayerFile(identifier, manifest.digest, self.store.path(manifest.digest), device)
+
+    def _forget(self, gone: Iterator[LayerManifest] | Sequence[LayerManifest]) -> None:
+        digests: set[str] = set()
+        for manifest in gone:
+            name = parse_layer_name(manifest.name)
+            if self.store.tag(name) == manifest.digest:
+                self.store.delete_tag(name)
+            self.store.delete_manifest(name, manifest.digest)
+            digests |= {manifest.digest} | (
+                {manifest.data_digest} if manifest.data_digest else set()
+            )
+        kept = {one.digest for one in self.store.manifests()}
+        kept |= {one.data_digest for one in self.store.manifests() if one.data_digest}
+        for digest in digests - kept:
+            self.store.delete(digest)
+
+
+def _new_name(text: str) -> LayerName:
+    name = parse_layer_name(text, LayerKind.BASE)
+    if name.digest:
+        raise InvalidRequest(f"{text!r}: the digest of a new layer is not chosen")
+    return name
+
+
+def _how_to_build(name: LayerName) -> str:
+    if name.digest:
+        return "A pinned layer must be imported again from where it was made."
+    if name.kind is LayerKind.BASE and name.name == "debian" and name.tag in debian.SUITES:
+        return f"Build it with: skerry image build debian:{name.tag}"
+    short = f"{name.kind}/{name.name}:{name.tag}"
+    return f"Import one with: skerry image import {short} ROOT.tar"
+
+
+def _progress(what: str, log: Log) -> Callable[[int, int], None]:
+    told = time.monotonic()
+
+    def tell(files: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _PROGRESS_S:
+            told = time.monotonic()
+            log(f"{what}: {files} files, {total >> 20} MiB")
+
+    return tell
+
+
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _rfc3339(seconds: float) -> str:
+    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,139 @@
+"""Room for work in progress: private directories that vanish, and a spool for file contents.
+
+A scratch directory is locked (flock) by the process that made it for as long as it is used, so a
+sweep can tell what a killed process left behind from what is in use, also on a shared disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from skerry.errors import StorageFailed
+
+CHUNK_BYTES = 1 << 20
+_PREFIX = "skerry-images-"
+_YOUNG_S = 60.0  # a directory this young may not be locked yet
+
+
+@contextlib.contextmanager
+def storage_errors(what: str) -> Iterator[None]:
+    """Turns every OSError of the block into StorageFailed, which names `what` was being done."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(f"{what}: {error.strerror}", errno=error.errno) from error
+
+
+class Content(NamedTuple):
+    """Where one file's bytes lie in a spool, and their sha256."""
+
+    offset: int
+    size: int
+    sha256: bytes
+
+
+class Spool:
+    """One unnamed file that holds the contents of many; it is gone with the process.
+
+    Raises StorageFailed when the disk is full.
+    """
+
+    def __init__(self, directory: str) -> None:
+        with storage_errors(f"making a spool file in {directory}"):
+            self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
+        self._end = 0
+
+    def add(self, chunks: Iterable[bytes]) -> Content:
+        """Stores the bytes of one file and returns where they are."""
+        digest = hashlib.sha256()
+        start = self._end
+        fd = self._file.fileno()
+        for chunk in chunks:
+            digest.update(chunk)
+            rest = memoryview(chunk)
+            with storage_errors("writing to the scratch directory"):
+                while rest:
+                    written = os.pwrite(fd, rest, self._end)
+                    self._end += written
+                    rest = rest[written:]
+        return Content(start, self._end - start, digest.digest())
+
+    def read(self, content: Content) -> Iterator[bytes]:
+        """Gives the bytes of one file back."""
+        offset, left = content.offset, content.size
+        while left:
+            with storage_errors("reading from the scratch directory"):
+                chunk = os.pread(self._file.fileno(), min(CHUNK_BYTES, left), offset)
+            if not chunk:
+                raise StorageFailed("the spool file in the scratch directory was cut off")
+            offset += len(chunk)
+            left -= len(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        """Frees the space."""
+        self._file.close()
+
+
+@contextlib.contextmanager
+def scratch_directory(parent: str) -> Iterator[str]:
+    """Gives a private directory below `parent`, and removes it with all that is in it."""
+    with storage_errors(f"making a scratch directory in {parent}"):
+        os.makedirs(parent, mode=0o700, exist_ok=True)
+        path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield path
+    finally:
+        try:
+            remove_tree(path)
+        finally:
+            os.close(fd)
+
+
+def remove_tree(path: str) -> None:
+    """Removes a tree however deep it is; nothing happens if it is not there."""
+    with contextlib.suppress(OSError):
+        os.rmdir(path)  # mostly it is empty
+        return
+    # rm(1) needs neither recursion nor descriptors in proportion to the depth.
+    done = subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        raise StorageFailed(f"cannot remove {path}: {os.fsdecode(done.stderr).strip()}")
+
+
+def sweep(parent: str) -> list[str]:
+    """Removes the scratch directories whose process is gone; returns their names."""
+    swept = []
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(parent)):
+            path = os.path.join(parent, name)
+            if name.startswith(_PREFIX) and _is_abandoned(path):
+                remove_tree(path)
+                swept.append(name)
+    return swept
+
+
+def _is_abandoned(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if abs(time.time() - os.fstat(fd).st_mtime) < _YOUNG_S:
+            return False
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
