@@ -152,11 +152,9 @@ def hint_for(error: SkerryError, *, remote: bool, state: str) -> str | None:
     return None
 
 
-def _hint_not_found(error: SkerryError) -> str:
-    words = error.message.replace("'", " ").replace('"', " ").replace(",", " ").split()
-    for word in words:
-        if word.startswith("base/debian:"):
-            return f"build it: `skerry image build {word.rstrip('.:;')}`"
-        if word.startswith(("base/", "workspace/", "toolkit/")):
-            return "`skerry image ls` lists what there is"
+def _hint_not_found(error: SkerryError) -> str | None:
+    if "skerry " in error.message:  # it says already what to do
+        return None
+    if any(kind in error.message for kind in ("base/", "workspace/", "toolkit/")):
+        return "`skerry image ls` lists what there is"
     return "`skerry ls -a` lists sandboxes, `skerry image ls` lists layers"

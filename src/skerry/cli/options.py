@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import click
 
 from skerry.cli.app import App
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, SkerryError
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_IMAGE = "debian:12"
@@ -44,9 +44,28 @@ def complete_sandbox(ctx: click.Context, _param: click.Parameter, incomplete: st
         async with app.client() as client:
             return [info.id for info in await client.sandboxes.list()]
 
+    return _completed(app, ids, incomplete)
+
+
+def complete_layer(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Completes names of layers."""
+    app = ctx.find_root().obj if isinstance(ctx.find_root().obj, App) else App()
+
+    async def names() -> list[str]:
+        async with app.client() as client:
+            return [item.name for item in await client.images.list()]
+
+    return _completed(app, names, incomplete)
+
+
+def _completed(app: App, find: Callable[[], Awaitable[list[str]]], incomplete: str) -> list[str]:
+    import os
+
+    if app.settings.url is None and not os.path.exists(app.settings.socket):
+        return []  # a key press must not start a node
     try:
-        return [item for item in app.wait_for(ids) if item.startswith(incomplete)]
-    except Exception:  # noqa: BLE001 - a completion that fails completes nothing
+        return [item for item in app.wait_for(find) if item.startswith(incomplete)]
+    except (SkerryError, OSError):  # an error has no place in a line that is being typed
         return []
 
 

@@ -139,9 +139,6 @@ def status_of(result: RunResult, warn: Callable[[str], None]) -> int:
         return TIMED_OUT
     if result.oom_killed:
         warn("killed: it ran out of its memory limit (--memory raises it)")
-    if result.truncated:
-        total = result.stdout_total + result.stderr_total
-        warn(f"output was cut in the middle: {total} bytes in all")
     if result.signal is not None:
         return 128 + result.signal
     return result.exit_code if result.exit_code is not None else NOT_STARTED

@@ -1,0 +1,273 @@
+"""`skerry image`: the layers that environments are composed of."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skerry.cli.app import App
+from skerry.cli.group import SkerryGroup
+from skerry.cli.options import DEFAULT_IMAGE, complete_layer, pair, seconds
+from skerry.cli.words import age, size
+from skerry.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from skerry.aio import Client
+    from skerry.cli.buildfile import Build
+    from skerry.spec.layers import LayerManifest
+
+SUITES = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
+
+
+@click.group(cls=SkerryGroup)
+def image() -> None:
+    """Build, import, list and remove layers.
+
+    A layer is named kind/name[:tag]; kind is base, workspace or toolkit. Without a kind a base is
+    meant: debian:12 is base/debian:12.
+    """
+
+
+def suite_of(name: str) -> str | None:
+    """Returns the suite that a name like base/debian:12 or debian:bookworm stands for, or None."""
+    from skerry.spec.layers import LayerKind, parse_layer_name
+
+    parsed = parse_layer_name(name, LayerKind.BASE)
+    if parsed.kind is not LayerKind.BASE or parsed.name != "debian":
+        return None
+    if parsed.tag in SUITES.values():
+        return parsed.tag
+    return SUITES.get(parsed.tag)
+
+
+@image.command()
+@click.argument("name", required=False)
+@click.option("--suite", help="Base from this Debian suite (bookworm, trixie, ...).")
+@click.option("--package", "packages", multiple=True, metavar="NAME", help="With --suite: add it.")
+@click.option("--refresh", is_flag=True, help="With --suite: fetch again what is in the cache.")
+@click.option("--from", "base", metavar="IMAGE", help="Run the steps on this base.")
+@click.option("--layer", "layers", multiple=True, metavar="NAME", help="Layer on that base.")
+@click.option(
+    "--context",
+    type=click.Path(exists=True, file_okay=False),
+    help="Directory put at /build for the steps; not part of the layer.",
+)
+@click.option("--step", "steps", multiple=True, metavar="LINE", help="Shell line; repeatable.")
+@click.option("-e", "--env", type=pair, multiple=True, metavar="NAME=VALUE", help="For the steps.")
+@click.option("--memory", default="2GiB", show_default=True, metavar="SIZE", help="For the steps.")
+@click.option("--timeout", type=seconds, default="30m", show_default=True, help="Of each step.")
+@click.option("-f", "--file", "path", metavar="FILE", help="Build file [skerry.toml].")
+@click.pass_obj
+def build(
+    app: App,
+    /,
+    *,
+    name: str | None,
+    suite: str | None,
+    packages: tuple[str, ...],
+    refresh: bool,
+    path: str | None,
+    **options: Any,
+) -> None:
+    """Build a layer: a base from a Debian suite, or what shell steps change in a sandbox.
+
+    \b
+    skerry image build base/debian:12
+    skerry image build base/tools:1 --suite bookworm --package gcc
+    skerry image build workspace/x --from debian:12 --context ./x --step 'pip install .'
+    skerry image build                 all layers of ./skerry.toml, in its order
+    """  # noqa: D301 - \b tells click to keep the lines
+    from skerry.cli.buildfile import Build, read
+
+    steps = options.pop("steps")
+    if steps or options["base"]:
+        if name is None or suite or packages or path:
+            raise InvalidRequest(
+                "--from and --step make the one layer NAME: give a name, no --suite"
+            )
+        options["base"] = options["base"] or DEFAULT_IMAGE
+        options["env"] = dict(options["env"])
+        _build_steps(app, [Build(name=name, steps=steps, **options)])
+        return
+    known = suite or (suite_of(name) if name and path is None else None)
+    if known is not None and name is not None:
+
+        async def debian() -> LayerManifest:
+            async with app.client() as client:
+                return await build_debian(app, client, name, known, packages, refresh=refresh)
+
+        _show_made(app, app.wait_for(debian))
+        return
+    if path is None and not os.path.exists("skerry.toml"):
+        raise InvalidRequest(
+            f"there is nothing to build {name or 'a layer'} from",
+            hint="give --suite, or --from and --step, or write a skerry.toml",
+        )
+    _build_steps(app, read(path or "skerry.toml", name))
+
+
+async def build_debian(
+    app: App,
+    client: Client,
+    name: str,
+    suite: str,
+    packages: tuple[str, ...] = (),
+    *,
+    refresh: bool = False,
+) -> LayerManifest:
+    """Builds a base from a suite, with its progress on stderr."""
+    app.note(f"building {name} from Debian {suite}; the first time takes a minute or two")
+    started = time.monotonic()
+    made = await client.images.debian(
+        name, suite, packages, refresh=refresh, on_log=lambda line: _log(app, line)
+    )
+    app.note(f"built {made.name} in {time.monotonic() - started:.0f} s")
+    return made
+
+
+def _log(app: App, line: str) -> None:
+    app.note(click.style(f"  {line}", dim=True))
+
+
+def _build_steps(app: App, builds: list[Build]) -> None:
+    async def work() -> None:
+        async with app.client() as client:
+            for item in builds:
+                app.note(f"building {item.name}")
+                made = await client.images.build(
+                    item.name,
+                    image=item.base,
+                    layers=item.layers,
+                    context=item.context,
+                    steps=item.steps,
+                    workdir=item.workdir,
+                    env=item.env,
+                    keep_context=item.keep_context,
+                    memory=item.memory,
+                    timeout=item.timeout,
+                    on_log=lambda line: _log(app, line),
+                )
+                _show_made(app, made)
+
+    app.wait_for(work)
+
+
+def _show_made(app: App, made: LayerManifest) -> None:
+    if app.as_json:
+        app.emit(made)
+    else:
+        app.line(f"{made.name}  {size(made.size_bytes)}  {made.digest}")
+
+
+@image.command("import")
+@click.argument("name")
+@click.argument("source", metavar="FILE.tar|DIR|-")
+@click.option("--prefix", default="/", show_default=True, help="Where a directory's content goes.")
+@click.pass_obj
+def import_(app: App, /, *, name: str, source: str, prefix: str) -> None:
+    """Make a layer of a tar file (plain, gzip, xz), of a directory, or of a tar on stdin."""
+    from skerry.cli.copy import local_size, progress_bar
+
+    directory = os.path.isdir(source)
+    if prefix != "/" and not directory:
+        raise InvalidRequest("--prefix is for directories: a tar's names say where its files go")
+    total = None if source == "-" else local_size(source)
+
+    async def work() -> LayerManifest:
+        async with app.client() as client:
+            with progress_bar(app, f"to {name}", total) as advance:
+                if directory:
+                    return await client.images.import_directory(
+                        name, source, prefix=prefix, progress=advance
+                    )
+                tar = sys.stdin.buffer if source == "-" else source
+                return await client.images.import_tar(name, tar, progress=advance)
+
+    _show_made(app, app.wait_for(work))
+
+
+@image.command("ls")
+@click.pass_obj
+def ls(app: App, /) -> None:
+    """List all layers."""
+
+    async def work() -> list[LayerManifest]:
+        async with app.client() as client:
+            return await client.images.list()
+
+    found = app.wait_for(work)
+    if app.as_json:
+        for item in found:
+            app.emit(item)
+        return
+    if not found:
+        app.note("no layers yet; `skerry image build base/debian:12` makes the first")
+        return
+    app.table(
+        ["NAME", ">SIZE", ">FILES", ">AGE", "MADE BY", "DIGEST"],
+        [
+            (
+                item.name,
+                size(item.size_bytes),
+                item.files,
+                _age_of(item.created),
+                item.creator,
+                item.digest[:19],
+            )
+            for item in found
+        ],
+    )
+
+
+def _age_of(created: str) -> str:
+    try:
+        when = dt.datetime.fromisoformat(created)
+    except ValueError:
+        return created
+    return age(time.time() - when.timestamp())
+
+
+@image.command("inspect")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_layer)
+@click.pass_obj
+def inspect(app: App, /, *, names: tuple[str, ...]) -> None:
+    """Show all that the store knows of layers."""
+
+    async def work() -> list[LayerManifest]:
+        async with app.client() as client:
+            return [await client.images.inspect(name) for name in names]
+
+    for item in app.wait_for(work):
+        if app.as_json:
+            app.emit(item)
+            continue
+        app.line(item.name)
+        rows = [("digest", item.digest), ("data", item.data_digest or "in the same blob")]
+        rows += [("size", size(item.size_bytes)), ("files", str(item.files))]
+        rows += [("created", item.created), ("made by", item.creator)]
+        rows += [("compression", item.compression), *sorted(item.recipe.items())]
+        for label, value in rows:
+            app.line(f"  {label:<12} {value}")
+
+
+@image.command("rm")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_layer)
+@click.pass_obj
+def rm(app: App, /, *, names: tuple[str, ...]) -> None:
+    """Remove layers; one that a sandbox uses is refused."""
+
+    async def work() -> None:
+        async with app.client() as client:
+            for name in names:
+                await client.images.remove(name)
+                if app.as_json:
+                    app.emit({"name": name, "removed": True})
+                else:
+                    app.line(name)
+
+    app.wait_for(work)

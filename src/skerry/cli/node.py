@@ -1,0 +1,152 @@
+"""`skerry node`: a node in the foreground. The only place where its configuration is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skerry.cli.app import App, Settings
+from skerry.cli.group import SkerryCommand
+from skerry.errors import Conflict, InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from skerry.node.config import NodeConfig
+
+ALREADY_RUNNING = 75  # EX_TEMPFAIL: another node has the state directory; use that one
+
+
+@click.command(cls=SkerryCommand)
+@click.option("--embedded", is_flag=True, help="End with the last client that uses it.")
+@click.option("--listen", metavar="HOST:PORT", help="Serve TCP too; needs --token-file.")
+@click.option("--token-file", metavar="FILE", help="Tokens that are accepted, one a line.")
+@click.option("--config", metavar="FILE", help="TOML file; keys as in docs/guide/cli.md.")
+@click.option("--state", metavar="DIR", help="State directory [/var/lib/skerry].")
+@click.option("--run", "run_dir", metavar="DIR", help="Run directory [/run/skerry].")
+@click.option("--name", metavar="NAME", help="Five characters of a-z2-7 [drawn once].")
+@click.pass_obj
+def node(
+    app: App,
+    /,
+    *,
+    embedded: bool,
+    listen: str | None,
+    token_file: str | None,
+    config: str | None,
+    state: str | None,
+    run_dir: str | None,
+    name: str | None,
+) -> int:
+    """Run a node in the foreground, until SIGTERM or Ctrl-C.
+
+    Its sandboxes outlive it and are taken over by the next start. Exit status 75: another node has
+    the state directory.
+    """
+    from skerry.node.main import serve
+
+    settings = Settings(
+        state_dir=state or app.settings.state_dir, run_dir=run_dir or app.settings.run_dir
+    )
+    content = read_config(config) if config else {}
+    made = node_config(
+        settings,
+        content,
+        given={
+            "embedded": embedded or None,
+            "tcp": listen,
+            "tokens": read_tokens(token_file) if token_file else None,
+        },
+    )
+    if name is not None:
+        claim_name(made.state_dir, name)
+    app.note(f"node on {made.socket_path}" + (f" and {made.tcp}" if made.tcp else ""))
+    try:
+        serve(made)
+    except Conflict as error:
+        app.warn(error.message)
+        return ALREADY_RUNNING
+    return 0
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Returns the content of a TOML file; InvalidRequest if it is none."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no configuration file {path}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path}: {error}") from error
+
+
+def node_config(settings: Settings, content: dict[str, Any], given: dict[str, Any]) -> NodeConfig:
+    """Returns the checked configuration: defaults, then the file, then what was given as options."""
+    import msgspec
+
+    from skerry.node.config import Limits, NodeConfig
+
+    refuse_unknown(content, NodeConfig, "")
+    refuse_unknown(content.get("limits", {}), Limits, "limits.")
+    values: dict[str, Any] = {
+        "state_dir": settings.state,
+        "run_dir": settings.run,
+        "store_dir": os.path.join(settings.state, "store"),
+    }
+    if settings.state_dir is None and "state_dir" in content and "store_dir" not in content:
+        values["store_dir"] = os.path.join(str(content["state_dir"]), "store")
+    values |= content
+    if settings.state_dir is not None:
+        values["state_dir"] = settings.state
+    if settings.run_dir is not None:
+        values["run_dir"] = settings.run
+    values |= {key: value for key, value in given.items() if value is not None}
+    try:
+        return msgspec.convert(values, NodeConfig).check()
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"configuration: {error}") from error
+
+
+def refuse_unknown(content: Any, known: type, prefix: str) -> None:
+    """Raises InvalidRequest if a table has a key that the dataclass has not."""
+    if not isinstance(content, dict):
+        raise InvalidRequest(f"configuration: {prefix.rstrip('.')} must be a table")
+    names = {item.name for item in dataclasses.fields(known)}
+    if unknown := sorted(set(content) - names):
+        raise InvalidRequest(
+            f"configuration: unknown: {', '.join(prefix + key for key in unknown)}",
+            hint=f"known: {', '.join(sorted(names))}",
+        )
+
+
+def read_tokens(path: str) -> tuple[str, ...]:
+    """Returns the tokens of a file, one a line; blank lines and lines with # are left out."""
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no token file {path}") from error
+    tokens = tuple(
+        line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")
+    )
+    if not tokens:
+        raise InvalidRequest(f"{path} holds no token")
+    return tokens
+
+
+def claim_name(state_dir: str, name: str) -> None:
+    """Gives a new state directory its node's name; Conflict if it has another one already."""
+    if re.fullmatch(r"[a-z2-7]{5}", name) is None:
+        raise InvalidRequest(f"--name: {name!r} is not five characters of a-z and 2-7")
+    path = os.path.join(state_dir, "name")
+    try:
+        os.makedirs(state_dir, mode=0o700, exist_ok=True)
+        with open(path, "x", encoding="ascii") as file:
+            file.write(name + "\n")
+    except FileExistsError:
+        there = Path(path).read_text("ascii", "replace").strip()
+        if there != name:
+            raise Conflict(f"{state_dir} belongs to the node {there}, not {name}") from None

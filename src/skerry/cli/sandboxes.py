@@ -1,0 +1,200 @@
+"""`skerry ls`, `inspect` and `rm`: sandboxes as a list, one by one, and gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from skerry.cli.app import App
+from skerry.cli.group import SkerryCommand
+from skerry.cli.options import complete_sandbox, pair
+from skerry.cli.words import age, size
+from skerry.errors import InvalidRequest, NotFound, SkerryError
+
+if TYPE_CHECKING:
+    from skerry.aio import Client, SandboxInfo, Usage
+
+STATES = (
+    "creating", "running", "pausing", "paused", "resuming", "stopping", "stopped", "failed",
+)  # fmt: skip
+ENDED = ("stopped", "failed")
+
+
+@click.command(cls=SkerryCommand)
+@click.option("-a", "--all", "everything", is_flag=True, help="Stopped and failed ones too.")
+@click.option(
+    "--label",
+    "labels",
+    type=pair,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Only with this label.",
+)
+@click.option("--state", type=click.Choice(STATES), help="Only in this state.")
+@click.pass_obj
+def ls(
+    app: App, /, *, everything: bool, labels: tuple[tuple[str, str], ...], state: str | None
+) -> None:
+    """List sandboxes, oldest first."""
+
+    async def work() -> list[SandboxInfo]:
+        async with app.client() as client:
+            return await client.sandboxes.list(state=state, labels=dict(labels) or None)
+
+    found = app.wait_for(work)
+    if not everything and state is None:
+        found = [info for info in found if info.state not in ENDED]
+    if app.as_json:
+        for info in found:
+            app.emit(info)
+        return
+    if not found:
+        app.note("no sandboxes" if everything else "no live sandboxes (-a shows ended ones)")
+        return
+    now = time.time()
+    app.table(
+        ["ID", "STATE", "IMAGE", ">AGE", ">COMMANDS", "LABELS"],
+        [
+            (
+                info.id,
+                info.state,
+                " + ".join((info.spec.image, *info.spec.layers)),
+                age(now - info.created),
+                info.running_commands,
+                " ".join(f"{name}={value}" for name, value in info.spec.labels.items()),
+            )
+            for info in found
+        ],
+    )
+
+
+@click.command(cls=SkerryCommand)
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, shell_complete=complete_sandbox)
+@click.pass_obj
+def inspect(app: App, /, *, ids: tuple[str, ...]) -> None:
+    """Show all that is known of sandboxes."""
+
+    async def work() -> list[tuple[SandboxInfo, Usage | None]]:
+        async with app.client() as client:
+            return [await _look_at(client, sandbox_id) for sandbox_id in ids]
+
+    for info, usage in app.wait_for(work):
+        if app.as_json:
+            from skerry.cli.plain import plain
+
+            app.emit({**plain(info), "usage": plain(usage)})
+        else:
+            _describe(app, info, usage)
+
+
+async def _look_at(client: Client, sandbox_id: str) -> tuple[SandboxInfo, Usage | None]:
+    sandbox = await client.sandboxes.get(sandbox_id)
+    info = await sandbox.info()
+    if info.state in ENDED:
+        return info, None
+    try:
+        return info, await sandbox.usage()
+    except SkerryError:  # it has ended between the two questions
+        return await sandbox.info(), None
+
+
+def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
+    spec = info.spec
+    now = time.time()
+    disk = size(spec.disk_bytes) if spec.disk_bytes is not None else "no limit of its own"
+    limits = (
+        f"cpu {spec.cpu:g}, memory {size(spec.memory_bytes)}, {spec.pids} processes, disk {disk}"
+    )
+    rows: list[tuple[str, object]] = [
+        ("state", f"{info.state} ({info.reason})" if info.reason else info.state),
+        ("backend", spec.backend),
+        ("image", spec.image),
+        ("layers", ", ".join(spec.layers) or "none"),
+        ("digests", ", ".join(info.digests)),
+        ("limits", limits),
+        ("network", ", ".join(spec.network) or "loopback only"),
+        ("user, directory", f"{spec.user}, {spec.workdir}"),
+        ("created", f"{age(now - info.created)} ago"),
+        ("last activity", f"{age(now - info.last_activity)} ago"),
+        ("running commands", info.running_commands),
+        ("outlives its maker", "yes" if spec.detached else "no"),
+    ]
+    if info.create_ms is not None:
+        rows.append(("made in", f"{info.create_ms:.1f} ms"))
+    if info.expires is not None:
+        rows.append(("expires", f"in {age(info.expires - now)}"))
+    if spec.labels:
+        labels = " ".join(f"{name}={value}" for name, value in spec.labels.items())
+        rows.append(("labels", labels))
+    if usage is not None:
+        memory = f"{size(usage.memory_bytes)} (peak {size(usage.memory_peak_bytes)})"
+        rows.append(("used", f"{usage.cpu_seconds:.2f} s CPU, {memory}, {usage.pids} processes"))
+        if usage.oom_kills:
+            rows.append(("killed for memory", usage.oom_kills))
+    app.line(info.id)
+    for name, value in rows:
+        app.line(f"  {name:<19} {value}")
+
+
+@click.command(cls=SkerryCommand)
+@click.argument("ids", metavar="ID...", nargs=-1, shell_complete=complete_sandbox)
+@click.option("--all", "everything", is_flag=True, help="All sandboxes of the node.")
+@click.option(
+    "--label", "labels", type=pair, multiple=True, metavar="NAME=VALUE", help="All with this label."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before --all.")
+@click.pass_obj
+def rm(
+    app: App,
+    /,
+    *,
+    ids: tuple[str, ...],
+    everything: bool,
+    labels: tuple[tuple[str, str], ...],
+    yes: bool,
+) -> None:
+    """Destroy sandboxes: when this returns, nothing of them is left."""
+    if sum((bool(ids), everything, bool(labels))) != 1:
+        raise InvalidRequest("give ids, or --all, or --label NAME=VALUE")
+
+    async def find() -> list[str]:
+        async with app.client() as client:
+            return [info.id for info in await client.sandboxes.list(labels=dict(labels) or None)]
+
+    async def destroy(wanted: list[str]) -> None:
+        async with app.client() as client:
+            if ids:
+                await _check_exist(client, wanted)
+            await client.sandboxes.destroy_many(wanted)
+
+    wanted = list(dict.fromkeys(ids)) if ids else app.wait_for(find)
+    if everything and wanted and not yes and _at_a_terminal(app):
+        click.confirm(f"Destroy all {len(wanted)} sandboxes of the node?", abort=True, err=True)
+    if wanted:
+        app.wait_for(lambda: destroy(wanted))
+    else:
+        app.note("no sandboxes match")
+    for sandbox_id in wanted:
+        if app.as_json:
+            app.emit({"id": sandbox_id, "destroyed": True})
+        else:
+            app.line(sandbox_id)
+
+
+async def _check_exist(client: Client, wanted: list[str]) -> None:
+    # The node counts unknown ids as destroyed, which is right for repeats and wrong for typing errors.
+    found = await asyncio.gather(
+        *(client.sandboxes.get(item) for item in wanted), return_exceptions=True
+    )
+    for answer in found:
+        if isinstance(answer, NotFound):
+            raise answer
+
+
+def _at_a_terminal(app: App) -> bool:
+    import sys
+
+    return sys.stdin.isatty() and not app.as_json

@@ -1,0 +1,204 @@
+"""`skerry up`: a node in the background, and how to reach it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from skerry.cli.app import App
+from skerry.cli.group import SkerryCommand
+from skerry.cli.words import plural
+from skerry.errors import Conflict, SkerryError, Unavailable
+from skerry.wire.http import Health
+
+START_WITHIN_S = 60.0
+STOP_WITHIN_S = 60.0
+POLL_S = 0.05
+LOG_LINES = 15
+
+
+@click.command(cls=SkerryCommand)
+@click.option("--listen", metavar="HOST:PORT", help="Serve TCP too, for remote clients.")
+@click.option("--token-file", metavar="FILE", help="Accepted tokens [one is made, with --listen].")
+@click.option("--config", metavar="FILE", help="TOML file of the node.")
+@click.option("--stop", is_flag=True, help="Stop the node; its sandboxes wait for the next start.")
+@click.option("--destroy", is_flag=True, help="With --stop: destroy its sandboxes first.")
+@click.pass_obj
+def up(
+    app: App,
+    /,
+    *,
+    listen: str | None,
+    token_file: str | None,
+    config: str | None,
+    stop: bool,
+    destroy: bool,
+) -> None:
+    """Start a node in the background and say how to reach it.
+
+    Without it every client finds or starts an embedded node, which ends when nobody uses it.
+    """
+    if stop:
+        app.wait_for(lambda: stop_node(app, destroy=destroy))
+        return
+    if os.geteuid() != 0:
+        raise Unavailable("a node needs root", hint="run `sudo skerry up`")
+    health = app.wait_for(lambda: answering(app))
+    if health is not None:
+        if _embedded(health.pid):
+            raise Conflict(
+                f"an embedded node (pid {health.pid}) has {app.settings.state} while clients use it",
+                hint="`skerry up --stop` ends it; then try again",
+            )
+        app.note("it runs already")
+        describe(app, health, None, None)
+        return
+    if listen and not token_file:
+        token_file = make_token(app.settings.state)
+    health = app.wait_for(lambda: start_node(app, listen, token_file, config))
+    describe(app, health, listen, token_file)
+
+
+async def answering(app: App) -> Health | None:
+    """Returns the health of the node at the local socket, None if none answers; starts nothing."""
+    from skerry import aio
+
+    if not os.path.exists(app.settings.socket):
+        return None
+    try:
+        async with aio.connect(f"unix://{app.settings.socket}") as client:
+            return await client.health()
+    except SkerryError:
+        return None
+
+
+async def start_node(
+    app: App, listen: str | None, token_file: str | None, config: str | None
+) -> Health:
+    """Starts the daemon and returns when it answers; Unavailable quotes its log."""
+    settings = app.settings
+    log = Path(settings.state) / "node.log"
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    argv = [sys.executable, "-m", "skerry.cli.main", "node"]
+    argv += ["--state", settings.state, "--run", settings.run]
+    for option, value in (("--listen", listen), ("--token-file", token_file), ("--config", config)):
+        if value:
+            argv += [option, os.path.abspath(value) if option != "--listen" else value]
+    app.note("starting a node")
+    with log.open("ab") as output:
+        process = subprocess.Popen(  # noqa: ASYNC220 - a fork, once
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+        )
+    until = time.monotonic() + START_WITHIN_S
+    while time.monotonic() < until and process.poll() is None:
+        if (health := await answering(app)) is not None:
+            return health
+        await asyncio.sleep(POLL_S)
+    if process.poll() is None:
+        process.terminate()
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    raise Unavailable(f"the node did not start; its log {log} ends with:\n{tail}")
+
+
+async def stop_node(app: App, *, destroy: bool) -> None:
+    """Ends the node at the local socket and returns when it is gone."""
+    from skerry import aio
+
+    health = await answering(app)
+    if health is None:
+        app.note(f"no node answers at {app.settings.socket}")
+        if app.as_json:
+            app.emit({"stopped": False})
+        return
+    if destroy:
+        async with aio.connect(f"unix://{app.settings.socket}") as client:
+            ids = [info.id for info in await client.sandboxes.list()]
+            await client.sandboxes.destroy_many(ids)
+            app.note(f"destroyed {plural(len(ids), 'sandbox').replace('xs', 'xes')}")
+    left = 0 if destroy else health.sandboxes
+    os.kill(health.pid, signal.SIGTERM)
+    until = time.monotonic() + STOP_WITHIN_S
+    while os.path.exists(f"/proc/{health.pid}") and not _zombie(health.pid):
+        if time.monotonic() > until:
+            raise Unavailable(
+                f"the node (pid {health.pid}) does not end",
+                hint=f"see its log {app.settings.state}/node.log",
+            )
+        await asyncio.sleep(POLL_S)
+    if app.as_json:
+        app.emit({"stopped": True, "node": health.node, "sandboxes_left": left})
+        return
+    app.line(f"node {health.node} has stopped")
+    if left:
+        app.note(f"{left} of its sandboxes live on; the next start takes them over")
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return True
+
+
+def _embedded(pid: int) -> bool:
+    try:
+        return b"--embedded" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def make_token(state_dir: str) -> str:
+    """Returns the path of a file (0600) with a token, made if it is missing."""
+    path = os.path.join(state_dir, "token")
+    os.makedirs(state_dir, mode=0o700, exist_ok=True)
+    if not os.path.exists(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+    return path
+
+
+def describe(app: App, health: Health, listen: str | None, token_file: str | None) -> None:
+    """Says which node runs and how to reach it."""
+    settings = app.settings
+    if app.as_json:
+        app.emit(
+            {
+                "node": health.node,
+                "pid": health.pid,
+                "version": health.version,
+                "socket": settings.socket,
+                "url": f"http://{listen}" if listen else None,
+                "token_file": token_file,
+                "log": f"{settings.state}/node.log",
+                "backends": health.backends,
+            }
+        )
+        return
+    where = ""
+    if settings.state_dir or settings.run_dir:
+        where = f" --state {settings.state} --run {settings.run}"
+    app.line(f"node {health.node} runs (pid {health.pid})")
+    app.line(f"  here     skerry{where} run default -- uname -a")
+    if listen:
+        app.line(f"  remote   SKERRY_URL=http://{listen} SKERRY_TOKEN=(the text of {token_file})")
+    else:
+        app.line("  remote   not served; --listen HOST:PORT would")
+    app.line(f"  log      {settings.state}/node.log")
+    app.line(f"  stop     skerry{where} up --stop")
+    for name, state in health.backends.items():
+        if state != "usable":
+            app.warn(f"the backend {name} cannot be used: {state}")

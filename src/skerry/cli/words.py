@@ -1,0 +1,29 @@
+"""Sizes, times and counts as people read them."""
+
+from __future__ import annotations
+
+
+def size(count: float) -> str:
+    """Returns a number of bytes like `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count % 1 == 0 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def age(seconds: float) -> str:
+    """Returns a duration like `3 s`, `12 min`, `4 h`, `9 d`."""
+    seconds = max(0.0, seconds)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.0f} h"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def plural(count: int, word: str) -> str:
+    """Returns `1 task`, `2 tasks`."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
