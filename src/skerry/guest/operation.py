@@ -63,6 +63,7 @@ class RunningOperation:
 
     __slots__ = (
         "_attached",
+        "_callback",
         "_channel",
         "_error",
         "_generation",
@@ -109,6 +110,7 @@ class RunningOperation:
         self._error: SkerryError | None = None
         self._started: asyncio.Future[int] | None = None
         self._waiters: list[asyncio.Future[None]] = []
+        self._callback: Callable[[], None] | None = None
 
     # --- what callers use -------------------------------------------------------------------------
 
@@ -153,6 +155,13 @@ class RunningOperation:
         """Ends standard input."""
         if not self.ended:
             await self._stdin().end()
+
+    def on_ended(self, callback: Callable[[], None]) -> None:
+        """Calls back, with no arguments, as soon as `wait` would not wait; at most one is kept."""
+        if self.ended:
+            callback()
+        else:
+            self._callback = callback
 
     def signal(self, number: int) -> None:
         """Sends a signal to every process of the operation; nothing if it has ended."""
@@ -329,6 +338,9 @@ class RunningOperation:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
 
     def _settle_started(self) -> None:
         future = self._started
