@@ -47,8 +47,14 @@ def node(
     Its sandboxes outlive it and are taken over by the next start. Exit status 75: another node has
     the state directory.
     """
+    import logging
+
     from skerry.node.main import serve
 
+    logging.basicConfig(
+        level=logging.WARNING if app.quiet else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
     settings = Settings(
         state_dir=state or app.settings.state_dir, run_dir=run_dir or app.settings.run_dir
     )

@@ -127,7 +127,7 @@ async def stop_node(app: App, *, destroy: bool) -> None:
         async with aio.connect(f"unix://{app.settings.socket}") as client:
             ids = [info.id for info in await client.sandboxes.list()]
             await client.sandboxes.destroy_many(ids)
-            app.note(f"destroyed {plural(len(ids), 'sandbox').replace('xs', 'xes')}")
+            app.note(f"destroyed {plural(len(ids), 'sandbox')}")
     left = 0 if destroy else health.sandboxes
     os.kill(health.pid, signal.SIGTERM)
     until = time.monotonic() + STOP_WITHIN_S
@@ -143,7 +143,7 @@ async def stop_node(app: App, *, destroy: bool) -> None:
         return
     app.line(f"node {health.node} has stopped")
     if left:
-        app.note(f"{left} of its sandboxes live on; the next start takes them over")
+        app.note(f"{plural(left, 'sandbox')} of it live on; the next start takes them over")
 
 
 def _zombie(pid: int) -> bool:

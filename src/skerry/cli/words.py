@@ -25,5 +25,7 @@ def age(seconds: float) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """Returns `1 task`, `2 tasks`."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    """Returns `1 task`, `2 tasks`, `3 sandboxes`."""
+    if count == 1:
+        return f"1 {word}"
+    return f"{count} {word}{'es' if word.endswith(('x', 's')) else 's'}"

@@ -1,0 +1,136 @@
+"""`skerry doctor`: what this machine can do, what is missing, what that costs and how to get it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from skerry.cli.app import App
+from skerry.cli.checks import Check, host_checks
+from skerry.cli.group import SkerryCommand
+from skerry.errors import SkerryError
+
+if TYPE_CHECKING:
+    from skerry.aio import Client
+
+COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "missing": "red"}
+
+
+@click.command(cls=SkerryCommand)
+@click.option("--census", is_flag=True, help="Instead list what Skerry holds on this machine.")
+@click.pass_obj
+def doctor(app: App, /, *, census: bool) -> int:
+    """Say what this machine can do and what is missing, with what to do about it.
+
+    Starts nothing and changes nothing. Exit status 1 if sandboxes cannot run here.
+    """
+    if census:
+        return show_census(app)
+    if app.settings.url is not None:
+        checks = [app.wait_for(lambda: remote_check(app))]
+    else:
+        checks = host_checks(app.settings.state, app.settings.run)
+        checks += app.wait_for(lambda: node_checks(app))
+    for check in checks:
+        if app.as_json:
+            app.emit(asdict(check))
+        else:
+            show(app, check)
+    bad = [check.name for check in checks if check.status == "missing"]
+    if bad:
+        app.note(f"\nSandboxes cannot run here yet: {', '.join(bad)}.")
+    elif app.settings.url is None:
+        app.note("\nSandboxes can run here. Try: skerry run default -- uname -a")
+    return 1 if bad else 0
+
+
+def show(app: App, check: Check) -> None:
+    """Prints one finding: the fact, and if it is not good, the consequence and the remedy."""
+    word = click.style(f"{check.status:<8}", fg=COLOURS[check.status])
+    app.line(f"{word} {check.name:<20} {check.found}")
+    for text in (check.consequence, check.remedy and f"-> {check.remedy}"):
+        if text and check.status != "ok":
+            app.line(f"{'':<29} {text}")
+
+
+async def remote_check(app: App) -> Check:
+    """Returns what a remote node says of itself; raises what the connection raises."""
+    async with app.client() as client:
+        health = await client.health()
+    text = ", ".join(f"{name}: {state}" for name, state in health.backends.items())
+    usable = "usable" in health.backends.values()
+    return Check(
+        "node",
+        "ok" if usable else "missing",
+        f"{health.node}, version {health.version}, {health.sandboxes} sandboxes; {text}",
+        "no backend works there",
+        "run `skerry doctor` on that machine",
+    )
+
+
+async def node_checks(app: App) -> list[Check]:
+    """Returns what the local node says, if one runs; none is started."""
+    from skerry import aio
+    from skerry.cli.up import answering
+
+    health = await answering(app)
+    if health is None:
+        return [
+            Check("node", "note", f"none answers at {app.settings.socket}",
+                  "a client that needs one starts an embedded one", "or run `skerry up`"),
+            Check("base image", "note", "not asked: no node runs"),
+        ]  # fmt: skip
+    from skerry import __version__
+
+    same = health.version == __version__
+    checks = [
+        Check(
+            "node",
+            "ok" if same else "warning",
+            f"{health.node} (pid {health.pid}, version {health.version}), "
+            f"{health.sandboxes} sandboxes",
+            f"this command is version {__version__}",
+            "`skerry up --stop`, then `skerry up`: live sandboxes are taken over",
+        )
+    ]
+    async with aio.connect(f"unix://{app.settings.socket}") as client:
+        checks.append(await base_check(client))
+    return checks
+
+
+async def base_check(client: Client) -> Check:
+    """Returns whether there is an image to start from."""
+    try:
+        bases = [item.name for item in await client.images.list() if item.name.startswith("base/")]
+    except SkerryError as error:
+        return Check("base image", "warning", f"the node cannot list its layers: {error.message}")
+    if not bases:
+        return Check(
+            "base image", "warning", "none", "no sandbox can be made before there is one",
+            "`skerry image build base/debian:12`; `skerry demo` does it too",
+        )  # fmt: skip
+    return Check("base image", "ok", ", ".join(bases))
+
+
+def show_census(app: App) -> int:
+    """Lists what Skerry holds: 0 if nothing, or a node runs that holds it; 1 for remains."""
+    from skerry.cli.census import take
+
+    found = take(app.settings.state, app.settings.run)
+    if app.as_json:
+        app.emit(found)
+    else:
+        for kind, items in found.items():
+            app.line(f"{len(items):>6} {kind}")
+            for item in items[:20]:
+                app.line(f"         {item}")
+            if len(items) > 20:
+                app.line(f"         and {len(items) - 20} more")
+    remains = any(found.values()) and not found["nodes"]
+    if remains:
+        app.warn(
+            "no node runs, so these are remains; the next start of a node clears or adopts them"
+        )
+    return 1 if remains else 0
