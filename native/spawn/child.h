@@ -2,6 +2,8 @@
 #ifndef SKERRY_CHILD_H
 #define SKERRY_CHILD_H
 
+#include <string.h>
+
 #include "launcher.h"
 #include "protocol.h"
 
@@ -36,11 +38,13 @@ int hand_descriptors(struct child *c, const struct step *s);
 int drop_seccomp(struct child *c, const struct step *s);
 int drop_identity(struct child *c, const struct step *s);
 
-/* True for the step named by --fail-at, in builds with sanitizers only. */
+/* True for the step named by --fail-at, in builds with sanitizers only; "hang:STEP" stays in it. */
 static inline bool fault_injected(const struct launcher *l, enum op op)
 {
 #ifdef __SANITIZE_ADDRESS__
-	return l->fail_at && !__builtin_strcmp(l->fail_at, plan_op_name(op));
+	if (l->fail_at && !strncmp(l->fail_at, "hang:", 5) && !strcmp(l->fail_at + 5, plan_op_name(op)))
+		pause();
+	return l->fail_at && !strcmp(l->fail_at, plan_op_name(op));
 #else
 	(void)l;
 	(void)op;

@@ -21,6 +21,7 @@ int limits_set(void)
 	const struct rlimit core = {1, 1};
 
 	umask(022);
+	signal(SIGPIPE, SIG_DFL);
 	return setrlimit(RLIMIT_CORE, &core) < 0 ? -errno : 0;
 }
 

@@ -152,10 +152,12 @@ static int prepare(struct launcher *l, const char *init, struct failure *f)
  * the pipe that the child is to write to, or -1. */
 static int detach(bool foreground)
 {
-	int ready[2];
+	int ready[2], null;
 	char byte = 1;
 	pid_t pid;
 
+	/* A log that nobody reads any more must not end us; children get the default back. */
+	signal(SIGPIPE, SIG_IGN);
 	if (foreground) {
 		setsid(); /* fails where we lead a group already, as under a supervisor */
 		return -1;
@@ -170,6 +172,9 @@ static int detach(bool foreground)
 	}
 	close(ready[0]);
 	setsid();
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	dup2(null, STDIN_FILENO);
+	dup2(null, STDOUT_FILENO);
 	return ready[1];
 }
 

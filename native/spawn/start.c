@@ -216,10 +216,18 @@ static void expire(struct timer *t)
 {
 	struct instance *i = container_of(t, struct instance, timer);
 
-	if (i->state == STARTING && !i->report->error)
+	if (i->report->error == -ETIMEDOUT) {
+		/* Killed and still there, in the kernel: the answer cannot wait, the undoing must. */
+		reply_fail(i->launcher, &i->start_reply, "deadline", -ETIMEDOUT, "not undone yet");
+		i->start_reply.set = false;
+		return;
+	}
+	if (!i->report->error)
 		i->report->error = -ETIMEDOUT;
 	i->state = UNDOING;
+	loop_close(&i->launcher->loop, &i->status);
 	sys_pidfd_kill(i->death.fd);
+	timer_set(&i->launcher->loop, t, expire);
 }
 
 static int check(struct launcher *l, const struct request *r, struct slot *slot, struct failure *f)

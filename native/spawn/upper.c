@@ -117,6 +117,18 @@ int upper_rework(int upper_fd, const char *id, uint64_t uid_base)
 	return mkdirat(dir, "w", 0700) < 0 ? -errno : 0;
 }
 
+/* What each volatile overlay leaves in its work directory, named outright: only the kernel and root
+ * write there. Anything else is left to the general way. */
+static void remove_work(int dir)
+{
+	static const char *const chain[] = {"w/work/incompat/volatile", "w/work/incompat", "w/work", "w"};
+
+	unlinkat(dir, "w/work/incompat/volatile/dirty", 0);
+	for (unsigned i = 0; i < 4; i++)
+		if (unlinkat(dir, chain[i], AT_REMOVEDIR) < 0)
+			return;
+}
+
 static int keep_spare(struct launcher *l, const char *id)
 {
 	close_auto int dir = open_at(l->upper_fd, id, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
@@ -129,8 +141,12 @@ static int keep_spare(struct launcher *l, const char *id)
 	if (l->pool_count == POOL_MAX || l->shutting_down)
 		return -ENOSPC;
 	err = tree_remove_small(dir, "u", SMALL_DEPTH, &budget);
-	if (!err)
-		err = tree_remove_small(dir, "w", SMALL_DEPTH, &budget);
+	if (err)
+		return err;
+	remove_work(dir);
+	err = tree_remove_small(dir, "w", SMALL_DEPTH, &budget);
+	if (err == -ENOENT)
+		err = 0;
 	if (!err && l->upper_quota)
 		err = upper_limit(l, id, 0);
 	if (err)

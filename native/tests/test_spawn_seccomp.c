@@ -1,0 +1,140 @@
+/* The seccomp program, run by a small interpreter against what the list promises. */
+#include "../spawn/seccomp.c"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+static struct sock_filter program[SECCOMP_PROGRAM_MAX];
+static int count;
+static unsigned longest;
+
+static uint32_t run(const struct seccomp_data *data)
+{
+	uint32_t a = 0;
+	unsigned steps = 0;
+
+	for (int pc = 0; pc < count; pc++) {
+		const struct sock_filter *i = &program[pc];
+
+		if (++steps > longest)
+			longest = steps;
+		switch (i->code) {
+		case BPF_LD | BPF_W | BPF_ABS:
+			assert(i->k + 4 <= sizeof(*data) && i->k % 4 == 0);
+			memcpy(&a, (const char *)data + i->k, 4);
+			break;
+		case BPF_JMP | BPF_JEQ | BPF_K:
+			pc += a == i->k ? i->jt : i->jf;
+			break;
+		case BPF_JMP | BPF_JGE | BPF_K:
+			pc += a >= i->k ? i->jt : i->jf;
+			break;
+		case BPF_JMP | BPF_JSET | BPF_K:
+			pc += a & i->k ? i->jt : i->jf;
+			break;
+		case BPF_RET | BPF_K:
+			return i->k;
+		default:
+			assert(!"an instruction that the builder does not use");
+		}
+	}
+	assert(!"fell off the end");
+	return 0;
+}
+
+static uint32_t ask(int nr, uint64_t a0, uint64_t a1)
+{
+	struct seccomp_data data = {.nr = nr, .arch = ARCH, .args = {a0, a1}};
+
+	return run(&data);
+}
+
+static uint32_t error(int number)
+{
+	return SECCOMP_RET_ERRNO | (uint32_t)number;
+}
+
+/* Every number, against the list read in the plain way. */
+static void test_every_number(void)
+{
+	for (int nr = 0; nr < 1024; nr++) {
+		enum action action = nr > NUMBER_LAST ? ABSENT : ALLOW;
+
+		for (unsigned i = 0; i < RULES; i++)
+			if (rules[i].number == nr)
+				action = rules[i].action;
+		if (action == ALLOW)
+			assert(ask(nr, ~0ull, ~0ull) == SECCOMP_RET_ALLOW);
+		else if (action == DENY)
+			assert(ask(nr, 0, 0) == error(EPERM));
+		else if (action == ABSENT)
+			assert(ask(nr, 0, 0) == error(ENOSYS));
+	}
+}
+
+static void test_no_number_twice(void)
+{
+	for (unsigned i = 0; i < RULES; i++)
+		for (unsigned j = 0; j < i; j++)
+			assert(rules[i].number != rules[j].number);
+}
+
+static void test_arguments(void)
+{
+	static const int flags[] = {CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWIPC,
+				    CLONE_NEWUTS, CLONE_NEWCGROUP};
+
+	assert(ask(__NR_clone, 0x01200011, 0) == SECCOMP_RET_ALLOW);
+	assert(ask(__NR_clone, 0x3d0f00, 0) == SECCOMP_RET_ALLOW); /* a thread */
+	for (unsigned i = 0; i < 7; i++)
+		assert(ask(__NR_clone, (uint64_t)flags[i] | 17, 0) == error(EPERM));
+	assert(ask(__NR_clone3, 0, 0) == SECCOMP_RET_ALLOW);
+	assert(ask(__NR_setns, 3, CLONE_NEWUSER) == SECCOMP_RET_ALLOW);
+	assert(ask(__NR_setns, 3, 0) == error(EPERM));
+	assert(ask(__NR_setns, 3, CLONE_NEWUSER | CLONE_NEWNS) == error(EPERM));
+	for (uint64_t family = 0; family < 64; family++) {
+		bool fine = family == AF_UNIX || family == AF_INET || family == AF_INET6 ||
+			    family == AF_NETLINK;
+		uint32_t wanted = fine ? SECCOMP_RET_ALLOW : error(EAFNOSUPPORT);
+
+		assert(ask(__NR_socket, family, 0) == wanted);
+		assert(ask(__NR_socketpair, family, 0) == wanted);
+	}
+	assert(ask(__NR_ioctl, 0, TIOCSTI) == error(EPERM));
+	assert(ask(__NR_ioctl, 0, 0xffffffff00000000ull | TIOCSTI) == error(EPERM));
+	assert(ask(__NR_ioctl, 0, 0x541C) == error(EPERM));
+	assert(ask(__NR_ioctl, 0, TIOCGWINSZ) == SECCOMP_RET_ALLOW);
+}
+
+static void test_other_architectures(void)
+{
+	struct seccomp_data data = {.nr = 1, .arch = AUDIT_ARCH_I386};
+
+	assert(run(&data) == error(EPERM));
+	data.arch = AUDIT_ARCH_ARM;
+	assert(run(&data) == error(EPERM));
+	/* x32: the same architecture, numbers from bit 30. */
+	assert(ask(0x40000000 | 1, 0, 0) == error(ENOSYS));
+	assert(ask(-1, 0, 0) == error(ENOSYS));
+}
+
+static void test_too_small_a_buffer(void)
+{
+	struct sock_filter few[8];
+
+	assert(seccomp_build(few, 8) == -E2BIG);
+}
+
+int main(void)
+{
+	count = seccomp_build(program, SECCOMP_PROGRAM_MAX);
+	assert(count > 0);
+	test_no_number_twice();
+	test_every_number();
+	test_arguments();
+	test_other_architectures();
+	test_too_small_a_buffer();
+	printf("seccomp: %d instructions, at most %u run\n", count, longest);
+	return 0;
+}
