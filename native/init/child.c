@@ -241,7 +241,6 @@ static void helper_exec(const struct launch *l)
 void child_run(const struct launch *l)
 {
 	static struct identity who;
-	struct report ready = {.step = STEP_EXECUTING};
 	sigset_t none;
 	int error;
 
@@ -266,8 +265,7 @@ void child_run(const struct launch *l)
 	stdio_set(l);
 	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
 	env_of_user(&who);
-	if (write(l->status, &ready, sizeof(ready)) != sizeof(ready))
-		_exit(127);
+	*l->executing = 1;
 	if (l->kind)
 		helper_exec(l);
 	error = argc ? exec_search() : EINVAL;

@@ -10,6 +10,7 @@
 enum {
 	WAITING_MAX = 4,
 	HELLO_MAX = 64, /* one NONCE, and room for tags of later versions */
+	KEEP = 4096,
 	RX_SIZE = FRAME_HEADER + FRAME_PAYLOAD_MAX,
 };
 
@@ -26,7 +27,7 @@ struct conn conn = {.src = {.fd = -1}};
 static struct source listener;
 static struct waiting waiting[WAITING_MAX];
 static uint8_t rx[RX_SIZE];
-static uint32_t rx_used;
+static uint32_t rx_used, rx_peak;
 
 void conn_close(void)
 {
@@ -104,8 +105,17 @@ static void conn_ready(struct source *src, uint32_t events)
 		return;
 	}
 	rx_used += (uint32_t)n;
+	rx_peak = rx_used > rx_peak ? rx_used : rx_peak;
 	if (!frames_take())
 		conn_close();
+}
+
+void conn_trim(void)
+{
+	/* Called while a frame is being handled: what is still in the buffer stays. */
+	if (rx_peak > KEEP)
+		pages_free(rx, sizeof(rx), rx_used > KEEP ? rx_used : KEEP);
+	rx_peak = rx_used > KEEP ? rx_used : 0;
 }
 
 /* --- before HELLO ------------------------------------------------------------------------------ */
@@ -124,7 +134,7 @@ static void waiting_ready(struct source *src, uint32_t events)
 {
 	struct waiting *w = container_of(src, struct waiting, src);
 	uint8_t nonce[NONCE_SIZE];
-	struct frame f;
+	struct frame f = {.length = 0};
 	size_t want;
 	ssize_t n;
 

@@ -57,6 +57,8 @@ int source_take(struct source *src);
 void source_close(struct source *src);
 uint64_t now_ms(void);
 uint64_t realtime_ns(void);
+/* Frees the whole pages of a buffer behind its first bytes; they read as zeros afterwards. */
+void pages_free(uint8_t *buffer, size_t size, size_t keep);
 void loop_init(void);
 void loop_run(void) __attribute__((noreturn));
 
@@ -115,14 +117,19 @@ void discard_keep(int fd);
 
 /* --- group.c ------------------------------------------------------------------------------- */
 
-/* A directory descriptor of a fresh group below FD_GROUP, or -1: none. */
-int group_make(uint32_t handle);
-void group_kill(uint32_t handle, int group);
-bool group_populated(int group);
+struct group {
+	int fd; /* its directory; -1: none */
+	uint32_t serial;
+};
+
+/* An empty group below FD_GROUP; 0 or a negative errno value. */
+int group_make(struct group *g);
+void group_kill(const struct group *g);
+bool group_populated(const struct group *g);
 /* To every process of the group, each once; children forked meanwhile included. */
-void group_signal(uint32_t handle, int group, int signo);
-/* Closes and removes the group; one that daemons still live in is removed when they have ended. */
-void group_release(uint32_t handle, int group);
+void group_signal(const struct group *g, int signo);
+/* Gives it up; one that daemons still live in is removed when they have ended. */
+void group_release(struct group *g);
 void group_retry(void);
 uint64_t group_retry_at(void);
 void group_child_ended(void);
@@ -145,7 +152,7 @@ struct op {
 	uint32_t handle;
 	uint8_t id[OP_ID_SIZE];
 	pid_t pid;
-	int group;
+	struct group group;
 	bool pty;
 	uint16_t rows, cols;
 	struct source status; /* step reports of the child until exec */
@@ -154,7 +161,6 @@ struct op {
 	uint64_t exec_by, kill_by, kill_again, kill_until; /* now_ms() times, NEVER if unset */
 	uint64_t start_ns, end_ns, cpu_us, oom_before;
 	int wait_status;
-	bool exec_ready; /* the child said that only exec is left */
 	bool timed_out, cancelled, oom, killed;
 	const char *fail_step; /* why exec was not reached */
 	int fail_errno;
@@ -189,8 +195,7 @@ bool op_id_known(const uint8_t *id);
 
 /* What the child reports: one record of 8 bytes per event. */
 enum step {
-	STEP_EXECUTING = 1, /* only exec is left: end of file from here on means that it worked */
-	STEP_MASTER,	    /* carries the terminal's master descriptor */
+	STEP_MASTER = 1, /* carries the terminal's master descriptor */
 	STEP_FORK,
 	STEP_USER,
 	STEP_CWD,
@@ -208,8 +213,9 @@ extern const char *const step_names[STEP_COUNT];
 struct launch {
 	uint8_t *payload; /* START's fields: the child builds argv and environ inside them */
 	size_t length;
-	int status, in, out, err; /* -1: leave the agent's /dev/null */
-	int group;		  /* to be entered by the child, or -1 */
+	volatile uint8_t *executing; /* shared with the agent; set when only exec is left */
+	int status, in, out, err;    /* -1: leave the agent's /dev/null */
+	int group;		     /* to be entered by the child, or -1 */
 	uint64_t kind;
 	bool pty;
 	uint16_t rows, cols;
@@ -229,6 +235,9 @@ void conn_init(void);
 void conn_close(void);
 void conn_timers(uint64_t now);
 uint64_t conn_next_timer(void);
+/* Give back the memory of large frames. */
+void conn_trim(void);
+void send_trim(void);
 
 /* Forgets what was queued for an older conversation; WELCOME comes first in the new one. */
 void send_begin(const uint8_t nonce[NONCE_SIZE], bool same_transport);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -65,6 +66,15 @@ uint64_t now_ms(void)
 uint64_t realtime_ns(void)
 {
 	return clock_ns(CLOCK_REALTIME);
+}
+
+void pages_free(uint8_t *buffer, size_t size, size_t keep)
+{
+	uintptr_t page = 4096, from = ((uintptr_t)buffer + keep + page - 1) & ~(page - 1);
+	uintptr_t to = ((uintptr_t)buffer + size) & ~(page - 1);
+
+	if (from < to)
+		madvise((void *)from, to - from, MADV_DONTNEED);
 }
 
 static void signals_ready(struct source *src, uint32_t events)

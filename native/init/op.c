@@ -64,7 +64,7 @@ struct op *op_new(uint32_t handle, const uint8_t *id)
 	if (slot == OPS_LIMIT)
 		slot = ops_high++;
 	op = &ops[slot];
-	*op = (struct op){.state = OP_STARTING, .handle = handle, .group = -1, .attached = true,
+	*op = (struct op){.state = OP_STARTING, .handle = handle, .group.fd = -1, .attached = true,
 			  .exec_by = NEVER, .kill_by = NEVER, .kill_again = NEVER,
 			  .kill_until = NEVER, .start_ns = realtime_ns()};
 	memcpy(op->id, id, OP_ID_SIZE);
@@ -84,10 +84,14 @@ void op_forget(struct op *op)
 	inlet_close(&op->in);
 	outlet_close(&op->out[0]);
 	outlet_close(&op->out[1]);
-	group_release(op->handle, op->group);
+	group_release(&op->group);
 	op->state = OP_FREE;
 	while (ops_high && ops[ops_high - 1].state == OP_FREE)
 		ops_high--;
+	if (!ops_high) { /* idle: the buffers' memory goes back to the host */
+		conn_trim();
+		send_trim();
+	}
 }
 
 void op_detach_all(void)
@@ -117,17 +121,17 @@ uint64_t oom_count(void)
 
 static void signal_all(struct op *op, int signo)
 {
-	if (op->group >= 0 && signo == SIGKILL)
-		group_kill(op->handle, op->group);
-	else if (op->group >= 0)
-		group_signal(op->handle, op->group, signo);
+	if (op->group.fd >= 0 && signo == SIGKILL)
+		group_kill(&op->group);
+	else if (op->group.fd >= 0)
+		group_signal(&op->group, signo);
 	else
 		session_signal(op->pid, signo);
 }
 
 static bool alive(const struct op *op)
 {
-	return op->group >= 0 ? group_populated(op->group) : session_alive(op->pid);
+	return op->group.fd >= 0 ? group_populated(&op->group) : session_alive(op->pid);
 }
 
 static void op_kill(struct op *op)
@@ -181,8 +185,7 @@ void op_settle(struct op *op)
 			return;
 		}
 	}
-	group_release(op->handle, op->group);
-	op->group = -1;
+	group_release(&op->group);
 	op->state = OP_DONE;
 }
 

@@ -15,7 +15,7 @@ enum {
 	DATA_MAX = 32768,   /* a turn of a stream */
 	REPLIES_MAX = 64,
 	TOKEN_MAX = 64,
-	STEP_MAX = 16,
+	KEEP = 4096,
 };
 
 struct reply {
@@ -27,7 +27,7 @@ struct reply {
 };
 
 static uint8_t tx[TX_SIZE];
-static uint32_t tx_used, tx_done;
+static uint32_t tx_used, tx_done, tx_peak;
 static struct reply replies[REPLIES_MAX];
 static uint32_t reply_first, reply_count;
 static uint8_t welcome_nonce[NONCE_SIZE];
@@ -317,6 +317,13 @@ static void fill(void)
 	} while (tx_used != before);
 }
 
+void send_trim(void)
+{
+	if (tx_peak > KEEP)
+		pages_free(tx, sizeof(tx), tx_used > KEEP ? tx_used : KEEP);
+	tx_peak = tx_used;
+}
+
 void send_pump(void)
 {
 	ssize_t n;
@@ -330,6 +337,7 @@ void send_pump(void)
 		}
 		if (!tx_used)
 			break;
+		tx_peak = tx_used > tx_peak ? tx_used : tx_peak;
 		n = send(conn.src.fd, tx + tx_done, tx_used - tx_done, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (n < 0 && errno == EAGAIN) {
 			source_watch(&conn.src, EPOLLIN | EPOLLOUT);

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -69,6 +70,28 @@ static bool request_parse(const uint8_t *payload, size_t length, struct request 
 	return !more && r->id && r->args && r->kind <= 1;
 }
 
+/* A page shared with the children: exec closes the status pipe, but so does being killed. A child
+ * sets its byte when only exec is left; a message would wake us for nothing. */
+static volatile uint8_t *mark_of(const struct op *op) /* NULL: no memory */
+{
+	static uint8_t *marks;
+
+	if (!marks) {
+		void *p = mmap(NULL, OPS_LIMIT, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+			       -1, 0);
+
+		marks = p != MAP_FAILED ? p : NULL;
+	}
+	return marks ? marks + (op - ops) : NULL;
+}
+
+static bool marked(const struct op *op)
+{
+	const volatile uint8_t *mark = mark_of(op);
+
+	return mark && *mark;
+}
+
 /* --- the child's reports ---------------------------------------------------------------------- */
 
 static void out_ready(struct source *src, uint32_t events)
@@ -109,9 +132,7 @@ static void master_take(struct op *op, struct msghdr *m)
 
 static void report_take(struct op *op, const struct report *r, struct msghdr *m)
 {
-	if (r->step == STEP_EXECUTING) {
-		op->exec_ready = true;
-	} else if (r->step == STEP_MASTER) {
+	if (r->step == STEP_MASTER) {
 		master_take(op, m);
 	} else if (r->step < STEP_COUNT && !op->fail_step) {
 		op->fail_step = step_names[r->step];
@@ -146,8 +167,8 @@ static void status_ready(struct source *src, uint32_t events)
 		if (n < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
 		source_close(src);
-		/* The end without an announcement of exec: its death will be told by wait. */
-		if (op->state == OP_STARTING && op->exec_ready && !op->fail_step) {
+		/* The end before its mark was set: its death will be told by wait. */
+		if (op->state == OP_STARTING && marked(op) && !op->fail_step) {
 			op->state = OP_RUNNING;
 			op->exec_by = NEVER;
 			op->started = op->started_due = true;
@@ -223,14 +244,14 @@ static pid_t fork_into(struct op *op, struct launch *l)
 	long pid = -1;
 
 	l->group = -1;
-	if (op->group >= 0) {
-		args.cgroup = (uint64_t)op->group;
+	if (op->group.fd >= 0) {
+		args.cgroup = (uint64_t)op->group.fd;
 		pid = syscall(SYS_clone3, &args, sizeof(args));
 		if (pid < 0 && errno == EAGAIN)
 			return -1; /* a limit on processes: trying again would not help */
 	}
 	if (pid < 0) {
-		l->group = op->group;
+		l->group = op->group.fd;
 		pid = fork();
 	}
 	return (pid_t)pid;
@@ -240,12 +261,14 @@ static int launch(struct op *op, struct launch *l, bool in)
 {
 	int error = streams_make(op, l, in);
 
-	if (!error && config.has_group) {
-		op->group = group_make(op->handle);
-		if (op->group < 0)
-			error = -errno; /* never outside of a group: nothing could end it */
-	}
+	/* Never outside of a group, if there are groups: nothing could end it. */
+	if (!error && config.has_group)
+		error = group_make(&op->group);
+	l->executing = mark_of(op);
+	if (!l->executing)
+		error = -ENOMEM;
 	if (!error) {
+		*l->executing = 0;
 		op->pid = fork_into(op, l);
 		if (!op->pid)
 			child_run(l);

@@ -44,18 +44,21 @@ void outlet_read(struct outlet *o, uint32_t events)
 {
 	size_t want = ring_room(&o->ring);
 	struct iovec v[2];
-	ssize_t n = 0;
+	ssize_t n;
 
 	if (o->src.fd < 0)
 		return;
 	if (o->drain >= 0 && (uint64_t)o->drain < want)
 		want = (size_t)o->drain;
+	if (events == EPOLLHUP) { /* alone: the end, nothing more to read */
+		outlet_end(o, false);
+		return;
+	}
 	if (!want || !ring_reserve(&o->ring)) {
 		outlet_watch(o);
 		return;
 	}
-	if (events != EPOLLHUP) /* a hang-up alone is the end, and needs no buffer */
-		n = readv(o->src.fd, v, ring_space(&o->ring, want, v));
+	n = readv(o->src.fd, v, ring_space(&o->ring, want, v));
 	if (n > 0) {
 		ring_commit(&o->ring, (size_t)n);
 		if (o->drain >= 0 && (o->drain -= n) == 0)
