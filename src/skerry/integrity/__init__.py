@@ -1,1 +1,1 @@
-"""Rewards that cannot be faked: protected paths, diff audit, verification, verdicts."""
+"""Rewards that cannot be faked: path rules, diff audit, submission filter, verdicts. No I/O."""
