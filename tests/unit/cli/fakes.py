@@ -1,0 +1,244 @@
+"""A client without a node: what the command line asked for is recorded, answers are laid out first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from skerry.cli.app import App
+from skerry.cli.main import cli
+from skerry.errors import NotFound, SkerryError
+from skerry.spec.command import RunResult
+from skerry.spec.files import FileInfo, FileType
+from skerry.spec.layers import LayerManifest
+from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.wire.http import Health, OpStatus, StreamEvent
+
+ONE = "s" + "a" * 20
+TWO = "s" + "b" * 20
+
+
+def info(sandbox_id: str = ONE, state: State = State.RUNNING, **spec: Any) -> SandboxInfo:
+    return SandboxInfo(id=sandbox_id, state=state, spec=SandboxSpec(**spec), created=1.0)
+
+
+def manifest(name: str = "base/debian:12") -> LayerManifest:
+    return LayerManifest(
+        name=name,
+        digest="sha256:" + "0" * 64,
+        size_bytes=3 << 20,
+        created="2026-01-01T00:00:00Z",
+        creator="debian",
+    )
+
+
+@dataclass
+class FakeFiles:
+    """Files by path; a directory is a path that ends with a slash."""
+
+    content: dict[str, bytes] = field(default_factory=dict)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
+        bare = path.removesuffix("/.").rstrip("/")
+        if path.endswith("/.") and bare + "/" not in self.content:
+            raise NotFound(f"no directory {path}")
+        if bare + "/" in self.content:
+            return FileInfo(bare, FileType.DIRECTORY, 0o755, 0, 0, 0, 0.0)
+        if bare in self.content:
+            return FileInfo(bare, FileType.FILE, 0o644, 0, 0, len(self.content[bare]), 0.0)
+        raise NotFound(f"no such file {path}")
+
+    async def mkdir(self, path: str, **keywords: Any) -> None:
+        self.calls.append(("mkdir", path))
+
+    async def upload(self, local: str, path: str, **keywords: Any) -> None:
+        self.calls.append(("upload", local, path))
+        keywords["progress"](5)
+
+    async def download(self, path: str, local: str, **keywords: Any) -> None:
+        self.calls.append(("download", path, local))
+        keywords["progress"](7)
+
+    async def write(self, path: str, content: AsyncIterator[bytes], **keywords: Any) -> None:
+        self.content[path] = b"".join([chunk async for chunk in content])
+
+    async def put_tree(self, path: str, tar: AsyncIterator[bytes], **keywords: Any) -> None:
+        self.calls.append(("put_tree", path, b"".join([chunk async for chunk in tar])))
+
+    async def read_chunks(self, path: str, **keywords: Any) -> AsyncIterator[bytes]:
+        yield self.content[path]
+
+    async def get_tree(self, path: str, **keywords: Any) -> AsyncIterator[bytes]:
+        yield b"a tar"
+
+
+class FakeLive:
+    """An attached command that answers with what it was sent."""
+
+    def __init__(self, result: RunResult) -> None:
+        self.result = result
+        self.sent = b""
+        self.ended = False
+        self.input_ended = asyncio.Event()
+
+    async def send(self, data: bytes) -> None:
+        self.sent += data
+
+    async def end_input(self) -> None:
+        self.ended = True
+        self.input_ended.set()
+
+    async def resize(self, rows: int, cols: int) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[StreamEvent]:
+        await self.input_ended.wait()
+        yield StreamEvent(stdout=b"got " + self.sent)
+        yield StreamEvent(result=self.result)
+
+
+class FakeSandbox:
+    def __init__(self, client: FakeClient, of: SandboxInfo) -> None:
+        self.client = client
+        self.id = of.id
+        self.of = of
+        self.files = client.files
+
+    async def info(self) -> SandboxInfo:
+        return self.of
+
+    async def usage(self) -> Usage:
+        return Usage(cpu_seconds=1.5, memory_bytes=2 << 20, pids=3)
+
+    async def run(self, command: Any, **keywords: Any) -> RunResult:
+        self.client.commands.append((self.id, command, keywords))
+        if self.client.failure is not None:
+            raise self.client.failure
+        return self.client.result
+
+    async def stream(self, command: Any, **keywords: Any) -> AsyncIterator[StreamEvent]:
+        self.client.commands.append((self.id, command, keywords))
+        if self.client.failure is not None:
+            raise self.client.failure
+        for event in self.client.events:
+            yield event
+        yield StreamEvent(result=self.client.result)
+
+    @contextlib.asynccontextmanager
+    async def attach(self, command: Any, **keywords: Any) -> AsyncIterator[FakeLive]:
+        self.client.commands.append((self.id, command, keywords))
+        self.client.live = FakeLive(self.client.result)
+        yield self.client.live
+
+    async def ops(self) -> list[OpStatus]:
+        return list(self.client.operations.values())
+
+    async def op(self, op_id: str, *, wait: float = 0.0) -> OpStatus:
+        return self.client.operations[op_id]
+
+    async def destroy(self) -> None:
+        self.client.destroyed.append(self.id)
+
+
+class FakeClient:
+    """Stands for `skerry.aio.Client` and for its `sandboxes` and `images`."""
+
+    def __init__(self) -> None:
+        self.files = FakeFiles()
+        self.infos: dict[str, SandboxInfo] = {}
+        self.layers: dict[str, LayerManifest] = {}
+        self.result = RunResult(exit_code=0)
+        self.events: list[StreamEvent] = []
+        self.failure: SkerryError | None = None
+        self.operations: dict[str, OpStatus] = {}
+        self.commands: list[tuple[str, Any, dict[str, Any]]] = []
+        self.created: list[dict[str, Any]] = []
+        self.destroyed: list[str] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.live: FakeLive | None = None
+        self.closed = 0
+        self.sandboxes = self
+        self.images = FakeImages(self)
+
+    async def __aenter__(self) -> FakeClient:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.closed += 1
+
+    async def health(self) -> Health:
+        return Health(
+            node="abcde", version="0", epoch=1, pid=1, sandboxes=0, uptime_s=1.0,
+            backends={"container": "usable"},
+        )  # fmt: skip
+
+    async def create(self, backend: str = "container", **spec: Any) -> FakeSandbox:
+        self.created.append(spec)
+        return FakeSandbox(self, info(ONE))
+
+    async def get(self, sandbox_id: str) -> FakeSandbox:
+        if sandbox_id not in self.infos:
+            raise NotFound(f"there is no sandbox {sandbox_id}")
+        return FakeSandbox(self, self.infos[sandbox_id])
+
+    async def list(self, **filters: Any) -> list[SandboxInfo]:
+        self.calls.append(("list", filters))
+        return list(self.infos.values())
+
+    async def destroy_many(self, ids: list[str]) -> None:
+        self.destroyed += ids
+
+
+class FakeImages:
+    def __init__(self, client: FakeClient) -> None:
+        self.client = client
+
+    async def list(self) -> list[LayerManifest]:
+        return list(self.client.layers.values())
+
+    async def inspect(self, name: str) -> LayerManifest:
+        if name not in self.client.layers:
+            raise NotFound(f"there is no layer {name}")
+        return self.client.layers[name]
+
+    async def remove(self, name: str) -> None:
+        self.client.calls.append(("remove", name))
+
+    async def import_tar(self, name: str, source: Any, **keywords: Any) -> LayerManifest:
+        self.client.calls.append(("import_tar", name, source))
+        return manifest(name)
+
+    async def import_directory(self, name: str, path: str, **keywords: Any) -> LayerManifest:
+        self.client.calls.append(("import_directory", name, path, keywords["prefix"]))
+        return manifest(name)
+
+    async def debian(self, name: str, suite: str, packages: Any, **keywords: Any) -> LayerManifest:
+        self.client.calls.append(("debian", name, suite, tuple(packages), keywords["refresh"]))
+        keywords["on_log"]("fetching")
+        return manifest(name)
+
+    async def build(self, name: str, **keywords: Any) -> LayerManifest:
+        keywords.pop("on_log")("$ step")
+        self.client.calls.append(("build", name, keywords))
+        return manifest(name)
+
+
+def invoke(
+    client: FakeClient | None,
+    *arguments: str,
+    input: bytes | str | None = None,  # noqa: A002
+) -> Result:
+    """Runs the command line against the client; without one, connecting is a failure of the test."""
+
+    def connect(settings: Any) -> Any:
+        assert client is not None, "the command must not connect"
+        client.calls.append(("connect", settings))
+        return client
+
+    return CliRunner().invoke(cli, list(arguments), obj=App(connect=connect), input=input)

@@ -1,0 +1,152 @@
+"""`skerry image`, and the build file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fakes import FakeClient, invoke, manifest
+
+from skerry.cli.buildfile import read
+from skerry.cli.image import suite_of
+from skerry.errors import InvalidRequest, NotFound
+
+
+@pytest.mark.parametrize(
+    ("name", "suite"),
+    [
+        ("base/debian:11", "bullseye"),
+        ("debian:12", "bookworm"),
+        ("debian:trixie", "trixie"),
+        ("debian:99", None),
+        ("base/other:12", None),
+        ("workspace/debian:12", None),
+    ],
+)
+def test_well_known_names_stand_for_suites(name: str, suite: str | None) -> None:
+    assert suite_of(name) == suite
+
+
+def test_build_of_a_well_known_name_needs_no_option() -> None:
+    client = FakeClient()
+    result = invoke(client, "image", "build", "base/debian:12")
+    assert result.exit_code == 0
+    assert client.calls[-1] == ("debian", "base/debian:12", "bookworm", (), False)
+    assert "fetching" in result.stderr
+    assert "fetching" not in result.stdout
+
+
+def test_build_from_a_suite_with_packages() -> None:
+    client = FakeClient()
+    invoke(client, "image", "build", "base/t:1", "--suite", "sid", "--package", "gcc", "--refresh")
+    assert client.calls[-1] == ("debian", "base/t:1", "sid", ("gcc",), True)
+
+
+def test_build_by_steps(tmp_path: Path) -> None:
+    client = FakeClient()
+    invoke(
+        client, "image", "build", "workspace/x", "--from", "debian:12", "--layer", "toolkit/t",
+        "--context", str(tmp_path), "--step", "one", "--step", "two", "-e", "A=b",
+    )  # fmt: skip
+    kind, name, keywords = client.calls[-1]
+    assert (kind, name) == ("build", "workspace/x")
+    assert keywords["steps"] == ("one", "two")
+    assert keywords["layers"] == ("toolkit/t",)
+    assert (keywords["context"], keywords["env"]) == (str(tmp_path), {"A": "b"})
+
+
+def test_build_of_nothing_says_what_there_could_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke(None, "image", "build", "workspace/x")
+    assert result.exit_code == 125
+    assert "skerry.toml" in result.stderr
+
+
+BUILD = """
+[layer."workspace/a"]
+from = "debian:13"
+context = "src"
+steps = ["one"]
+
+[layer."workspace/b"]
+layers = ["workspace/a"]
+steps = ["two"]
+timeout = 5
+"""
+
+
+def test_build_file_is_built_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "skerry.toml").write_text(BUILD)
+    monkeypatch.chdir(tmp_path)
+    client = FakeClient()
+    assert invoke(client, "image", "build").exit_code == 0
+    builds = [call for call in client.calls if call[0] == "build"]
+    assert [call[1] for call in builds] == ["workspace/a", "workspace/b"]
+    assert builds[0][2]["context"] == str(tmp_path / "src")
+    only = FakeClient()
+    assert invoke(only, "image", "build", "workspace/b").exit_code == 0
+    assert [call[1] for call in only.calls if call[0] == "build"] == ["workspace/b"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1",
+        "",
+        "[layer]",
+        '[layer."workspace/a"]\nsteps = []',
+        '[layer."workspace/a"]\nsteps = "one"',
+        '[layer."workspace/a"]\nsteps = [1]',
+        '[layer."workspace/a"]\nsteps = ["one"]\nstep = 1',
+        "not toml",
+    ],
+)
+def test_build_file_with_a_mistake_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "skerry.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest):
+        read(str(path))
+
+
+def test_build_file_without_the_layer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "skerry.toml"
+    path.write_text(BUILD)
+    with pytest.raises(NotFound):
+        read(str(path), "workspace/c")
+
+
+def test_import_knows_directories_from_archives(tmp_path: Path) -> None:
+    archive = tmp_path / "x.tar"
+    archive.write_bytes(b"")
+    client = FakeClient()
+    invoke(client, "image", "import", "base/x", str(archive))
+    invoke(client, "image", "import", "workspace/y", str(tmp_path), "--prefix", "/src")
+    imports = [call for call in client.calls if call[0].startswith("import")]
+    assert imports == [
+        ("import_tar", "base/x", str(archive)),
+        ("import_directory", "workspace/y", str(tmp_path), "/src"),
+    ]
+    assert (
+        invoke(None, "image", "import", "base/x", str(archive), "--prefix", "/x").exit_code == 125
+    )
+    assert invoke(None, "image", "import", "base/x", str(tmp_path / "none")).exit_code == 125
+
+
+def test_ls_and_inspect_give_manifests() -> None:
+    client = FakeClient()
+    client.layers = {"base/debian:12": manifest()}
+    assert "3 MiB" in invoke(client, "image", "ls").stdout
+    line = json.loads(invoke(client, "image", "ls", "--json").stdout)
+    assert (line["name"], line["size_bytes"]) == ("base/debian:12", 3 << 20)
+    assert json.loads(invoke(client, "image", "inspect", "--json", "base/debian:12").stdout) == line
+    missing = invoke(client, "image", "inspect", "workspace/none")
+    assert missing.exit_code == 125
+
+
+def test_rm_removes_each() -> None:
+    client = FakeClient()
+    invoke(client, "image", "rm", "base/a", "base/b")
+    assert client.calls[-2:] == [("remove", "base/a"), ("remove", "base/b")]

@@ -1,0 +1,227 @@
+"""Global options, help, errors, signals, and what JSON looks like."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from fakes import FakeClient, invoke
+
+from skerry.cli import app as app_module
+from skerry.cli.app import App, Settings
+from skerry.cli.at_exit import AtExit
+from skerry.cli.failure import report
+from skerry.cli.loop import Interrupted, Lane, run_work
+from skerry.cli.main import COMMANDS, cli
+from skerry.cli.plain import plain
+from skerry.cli.words import age, plural, size
+from skerry.errors import NotFound, Overloaded, SkerryError, Unavailable
+from skerry.spec.command import RunResult
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    script = (
+        "import sys\nsys.argv = ['skerry', '--help']\n"
+        "from skerry.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'asyncio', 'aiohttp', 'rich', 'msgspec', 'skerry.cli.run'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for name in COMMANDS:
+        assert f"  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help_and_takes_json(name: str) -> None:
+    result = CliRunner().invoke(cli, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "--json" in result.output
+
+
+def test_the_environment_names_the_node_unless_an_option_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SKERRY_URL", "http://a:1")
+    monkeypatch.setenv("SKERRY_TOKEN", "t" * 16)
+    monkeypatch.setenv("OTHER", "o" * 16)
+
+    def settings(*words: str) -> Settings:
+        client = FakeClient()
+        assert invoke(client, *words, "ls").exit_code == 0
+        found = client.calls[0][1]
+        assert isinstance(found, Settings)
+        return found
+
+    assert settings() == Settings("http://a:1", "t" * 16)
+    assert settings("--url", "http://b:1", "--token-env", "OTHER").token == "o" * 16
+    assert settings("--state", "/s", "--run", "/r").url is None
+    assert "tttt" not in repr(settings())
+
+
+def test_a_token_variable_that_is_named_must_be_set() -> None:
+    result = invoke(None, "--token-env", "NOT_SET_ANYWHERE", "ls")
+    assert result.exit_code == 125
+    assert "NOT_SET_ANYWHERE" in result.stderr
+
+
+def test_without_root_and_without_a_node_the_way_out_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(app_module.os, "geteuid", lambda: 1000)
+    result = CliRunner().invoke(cli, ["--run", str(tmp_path), "ls"])
+    assert result.exit_code == 125
+    assert "needs root" in result.stderr
+    assert "SKERRY_TOKEN" in result.stderr
+
+
+def test_usage_errors_are_2_and_one_json_object_if_asked() -> None:
+    assert invoke(None, "ls", "--nonsense").exit_code == 2
+    result = invoke(None, "--json", "nonsense")
+    assert result.exit_code == 2
+    assert json.loads(result.stderr)["code"] == "usage"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (NotFound("no"), 125),
+        (PermissionError(13, "Permission denied", "/x"), 125),
+        (BrokenPipeError(), 141),
+        (KeyboardInterrupt(), 130),
+        (Interrupted(signal.SIGTERM), 143),
+        (ExceptionGroup("g", [Unavailable("u")]), 125),
+    ],
+)
+def test_each_kind_of_error_has_its_status(
+    error: BaseException, status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert report(App(), error) == status
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_bug_of_ours_shows_where_it_is_and_asks_for_a_report(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        1 // 0  # noqa: B018
+    assert report(App(), caught.value) == 125
+    shown = capfd.readouterr().err
+    assert "Traceback" in shown
+    assert "please report it" in shown
+
+
+def test_overload_says_when_to_try_again(capfd: pytest.CaptureFixture[str]) -> None:
+    report(App(), Overloaded("full", limit="sandboxes_max", retry_after_s=1.5))
+    assert "in 1.5 s" in capfd.readouterr().err
+
+
+def test_a_signal_cancels_the_work_which_cleans_up_first() -> None:
+    import asyncio
+
+    done = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0)
+            done.append("cleaned up")
+
+    with pytest.raises(Interrupted) as caught:
+        run_work(work, AtExit())
+    assert caught.value.number == signal.SIGINT
+    assert done == ["cleaned up"]
+
+
+def test_a_second_signal_leaves_at_once_and_undoes_the_terminal(tmp_path: Path) -> None:
+    script = (
+        "import asyncio, os, signal\n"
+        "from skerry.cli.at_exit import AtExit\n"
+        "from skerry.cli.loop import run_work\n"
+        "at_exit = AtExit()\n"
+        "async def work():\n"
+        "    with at_exit.undoing(lambda: print('undone', flush=True)):\n"
+        "        while True:\n"
+        "            print('ready', flush=True)\n"
+        "            try: await asyncio.sleep(60)\n"
+        "            except asyncio.CancelledError: pass\n"
+        "run_work(work, at_exit)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert process.stdout.read() == "undone\n"
+    process.stdout.close()
+
+
+def test_a_lane_returns_values_and_raises_errors_without_blocking_the_loop() -> None:
+    import asyncio
+
+    async def work() -> tuple[int, float]:
+        lane = Lane()
+        started = time.monotonic()
+        slow = asyncio.create_task(lane.call(time.sleep, 0.05))
+        await asyncio.sleep(0)
+        on_loop = time.monotonic() - started
+        await slow
+        with pytest.raises(ZeroDivisionError):
+            await lane.call(lambda: 1 // 0)
+        return await lane.call(lambda: 7), on_loop
+
+    value, on_loop = run_work(work, AtExit())
+    assert value == 7
+    assert on_loop < 0.05
+
+
+def test_plain_gives_every_field_and_bytes_that_are_no_text_in_base64() -> None:
+    body = plain(RunResult(exit_code=0, stdout=b"\xff", stderr=b"text"))
+    assert body["stdout_base64"] == "/w=="
+    assert "stderr_base64" not in body
+    assert body["signal"] is None
+    json.dumps(plain({"a": ("x\udcff", b"b", None, 1.5)}))
+
+
+def test_words_for_people() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 1536, 3 << 30)] == [
+        "0 B", "1023 B", "1 KiB", "1.5 KiB", "3 GiB",
+    ]  # fmt: skip
+    assert [age(n) for n in (-1, 3, 720, 7200, 9 * 86_400)] == [
+        "0 s",
+        "3 s",
+        "12 min",
+        "2 h",
+        "9 d",
+    ]
+    assert [plural(1, "task"), plural(2, "task"), plural(0, "sandbox")] == [
+        "1 task", "2 tasks", "0 sandboxes",
+    ]  # fmt: skip
+
+
+def test_completion_prints_a_script_for_each_shell() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        result = invoke(None, "completion", shell)
+        assert "_SKERRY_COMPLETE" in result.stdout
+    assert invoke(None, "completion", "tcsh").exit_code == 2
+
+
+def test_skerry_errors_never_show_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    for cls in (NotFound, Unavailable, Overloaded, SkerryError):
+        report(App(), cls("what happened"))
+        shown = capfd.readouterr().err
+        assert shown.startswith("skerry: what happened\n")
+        assert "Traceback" not in shown

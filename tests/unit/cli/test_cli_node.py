@@ -1,0 +1,80 @@
+"""`skerry node`: options and the TOML file become one checked configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skerry.cli.app import Settings
+from skerry.cli.node import claim_name, node_config, read_config, read_tokens
+from skerry.errors import Conflict, InvalidRequest, NotFound
+
+TOKEN = "0123456789abcdef"
+
+
+def test_defaults_name_the_well_known_places() -> None:
+    made = node_config(Settings(), {}, {})
+    assert (made.state_dir, made.run_dir) == ("/var/lib/skerry", "/run/skerry")
+    assert made.store_dir == "/var/lib/skerry/store"
+    assert made.embedded is False
+
+
+def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(
+        f'state_dir = "/a"\nrun_dir = "/b"\ntcp = "127.0.0.1:1"\ntokens = ["{TOKEN}"]\n'
+        "[limits]\nsandboxes_max = 7\n"
+    )
+    content = read_config(str(path))
+    made = node_config(Settings(), content, {"tcp": None})
+    assert (made.state_dir, made.store_dir, made.run_dir) == ("/a", "/a/store", "/b")
+    assert (made.tcp, made.limits.sandboxes_max) == ("127.0.0.1:1", 7)
+    made = node_config(Settings(state_dir="/c"), content, {"tcp": "127.0.0.1:2"})
+    assert (made.state_dir, made.tcp) == ("/c", "127.0.0.1:2")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"colour": 1},
+        {"limits": {"sandbox_max": 1}},
+        {"limits": 3},
+        {"lease_s": "long"},
+        {"tcp": "127.0.0.1:1"},  # without tokens
+        {"tcp": "nowhere", "tokens": [TOKEN]},
+        {"state_dir": "relative"},
+    ],
+)
+def test_a_configuration_with_a_mistake_is_refused(content: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        node_config(Settings(), content, {})
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text("= 3")
+    with pytest.raises(InvalidRequest):
+        read_config(str(path))
+    with pytest.raises(NotFound):
+        read_config(str(tmp_path / "none"))
+
+
+def test_tokens_are_the_lines_without_comments(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"# ours\n\n{TOKEN}\n  {TOKEN}x \n")
+    assert read_tokens(str(path)) == (TOKEN, TOKEN + "x")
+    path.write_text("# none\n")
+    with pytest.raises(InvalidRequest):
+        read_tokens(str(path))
+
+
+def test_a_name_is_given_once(tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    claim_name(state, "abcde")
+    claim_name(state, "abcde")
+    assert (tmp_path / "state/name").read_text() == "abcde\n"
+    with pytest.raises(Conflict):
+        claim_name(state, "fghij")
+    with pytest.raises(InvalidRequest):
+        claim_name(state, "toolong")
