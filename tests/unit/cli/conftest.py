@@ -1,13 +1,8 @@
-"""Makes `fakes` importable, and keeps this process's environment out of the tests."""
+"""Keeps this process's environment out of the tests."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fakes import FakeClient, invoke, manifest
+from fake_client import FakeClient, invoke, manifest
 
 from skerry.cli.buildfile import read
 from skerry.cli.image import suite_of

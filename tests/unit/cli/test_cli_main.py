@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from fakes import FakeClient, invoke
+from fake_client import FakeClient, invoke
 
 from skerry.cli import app as app_module
 from skerry.cli.app import App, Settings

@@ -6,7 +6,7 @@ import errno
 import json
 
 import pytest
-from fakes import ONE, FakeClient, info, invoke
+from fake_client import ONE, FakeClient, info, invoke
 
 from skerry.errors import OutcomeUnknown, Unavailable
 from skerry.spec.command import RunResult

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fakes import ONE, TWO, FakeClient, info, invoke
+from fake_client import ONE, TWO, FakeClient, info, invoke
 
 from skerry.cli.copy import place
 from skerry.spec.command import RunResult
