@@ -46,6 +46,7 @@ class Copier:
         if node is None:
             node = self._node(seen, info, kind)
             if shared:
+                node.shared = True
                 self._linked[identity] = node
         self.tree.put(path, node)
 

@@ -11,6 +11,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from skerry.errors import Bug, ImageBroken
 from skerry.images.scratch import Content, Spool
@@ -38,6 +39,7 @@ class Node:
     content: Content | None = None
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
     children: dict[bytes, Node] | None = None
+    shared: bool = False  # it may have several names
 
 
 @dataclass(slots=True)
@@ -126,21 +128,26 @@ class Tree:
 
     def entries(self, spool: Spool | None) -> Iterator[Entry]:
         """Gives all files in the order of their paths, parents first."""
-        first: dict[int, bytes] = {}  # by identity: where a file with content came first
-        stack: list[tuple[bytes, Node]] = [(b"", self.root)]
-        while stack:
-            path, node = stack.pop()
+        first: dict[int, bytes] = {}  # by identity: where a file of several names came first
+        yield Entry(b"", self.root)
+        levels = [(b"", iter(sorted(_children(self.root).items())))]
+        while levels:
+            above, names = levels[-1]
+            name, node = next(names, (b"", self.root))
+            if not name:
+                levels.pop()
+                continue
+            path = above + b"/" + name if above else name
             entry = Entry(path, node)
             if node.children is not None:
-                below = sorted(node.children.items(), reverse=True)
-                stack += [(path + b"/" + name if path else name, child) for name, child in below]
-            elif id(node) in first:
+                levels.append((path, iter(sorted(node.children.items()))))
+            elif node.shared and id(node) in first:
                 entry.hard_link = first[id(node)]
-            else:
-                first[id(node)] = path
-                if node.content is not None and spool is not None:
-                    entry.size = node.content.size
-                    entry.data = _reader(spool, node.content)
+            elif node.content is not None and spool is not None:
+                entry.size = node.content.size
+                entry.data = partial(spool.read, node.content)
+            if node.shared:
+                first.setdefault(id(node), path)
             yield entry
 
     def identity(self) -> uuid.UUID:
@@ -171,7 +178,3 @@ def _children(node: Node) -> dict[bytes, Node]:
     if node.children is None:
         raise Bug("a file was taken for a directory")
     return node.children
-
-
-def _reader(spool: Spool, content: Content) -> Callable[[], Iterator[bytes]]:
-    return lambda: spool.read(content)

@@ -6,7 +6,7 @@
 | a path through a symbolic link or file of the archive | refused |
 | hard link to what is no earlier file of the archive | refused |
 | sparse files, unknown member types | refused |
-| more entries or bytes than the limits | refused |
+| more entries, bytes or bytes of paths than the limits | refused |
 | the same name twice | the last wins; directories merge |
 | devices | dropped, with a note |
 | ids of 65,536 and above | become 0 and lose setuid and setgid, with a note |
@@ -50,6 +50,7 @@ class ImportLimits(msgspec.Struct, frozen=True):
 
     entries_max: int = 1_000_000
     bytes_max: int = 256 << 30
+    path_bytes_max: int = 512 << 20  # of all paths together
 
 
 def read_tar(
@@ -65,7 +66,7 @@ def read_tar(
     """
     tree = Tree()
     reader = TarReader(source)
-    total = 0
+    total = path_bytes = 0
     for seen, member in enumerate(reader.members(), start=1):
         total += member.size
         if seen > limits.entries_max or tree.made > limits.entries_max:
@@ -76,6 +77,9 @@ def read_tar(
             raise ImageBroken(
                 f"the archive holds more than {limits.bytes_max} bytes", limit="bytes"
             )
+        path_bytes += len(member.name)
+        if path_bytes > limits.path_bytes_max:
+            raise ImageBroken("the archive's paths are too long together", limit="paths")
         _place(tree, member, reader, spool, notes)
         progress(seen, total)
     # "/" inside is the upper directory's own; what an archive says of it must not vary the layer.
@@ -176,4 +180,5 @@ def _place_hard_link(tree: Tree, path: bytes, member: Member) -> None:
         raise ImageBroken(
             f"hard link {show(path)} to {show(member.link)}: no earlier file of the archive"
         )
+    target.shared = True
     tree.put(path, target)

@@ -8,6 +8,7 @@ The lowers are seen as overlayfs sees them: merged, with their own whiteouts and
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -218,7 +219,9 @@ def _look(upper: int, lowers: Lowers, path: bytes, name: bytes, *, present: bool
 def _enter(upper: Cursor, name: bytes, seen: Seen) -> None:
     try:
         upper.enter(name)
-    except (NotADirectoryError, FileNotFoundError) as error:
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ENOENT, errno.ELOOP):
+            raise
         raise ImageBroken(f"{show(seen.path)} changed while the tree was read") from error
 
 

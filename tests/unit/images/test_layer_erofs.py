@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from images_archives import make_tar, member
+
+from skerry.errors import ImageBroken, StorageFailed, Unavailable
+from skerry.images.entry import Tree
+from skerry.images.erofs import Tools, build_image
+from skerry.images.library import ImageLibrary
+from skerry.images.notes import Notes
+from skerry.images.scratch import Spool
+from skerry.images.store import DirectoryStore
+from skerry.images.tarimport import ImportLimits, read_tar
+
+ARCHIVE = make_tar(
+    member("d", type=tarfile.DIRTYPE, mode=0o1777, uid=7, gid=8, mtime=9),
+    member("d/f", b"hello" * 3000, mode=0o4751, uid=3, mtime=1_700_000_000),
+    member("d/hard", type=tarfile.LNKTYPE, linkname="d/f"),
+    member("d/link", type=tarfile.SYMTYPE, linkname="../somewhere"),
+    member("d/fifo", type=tarfile.FIFOTYPE, mode=0o600),
+    member("d/.wh.gone", b""),
+    member("d/.wh..wh..opq", b""),
+    member("non\udcff", b"x"),
+)
+
+
+@pytest.fixture
+def tree(spool: Spool) -> Tree:
+    return read_tar(io.BytesIO(ARCHIVE), spool, Notes(), ImportLimits())
+
+
+def fake_mkfs(tmp_path: Path, body: str, version: str = "1.8.6") -> Tools:
+    path = tmp_path / "mkfs.erofs"
+    path.write_text(
+        "#!/bin/sh\n"
+        f'case $1 in --version) echo "mkfs.erofs (erofs-utils) {version}"; exit;; esac\n'
+        f"case $1 in --help) echo lz4; exit;; esac\n{body}\n"
+    )
+    path.chmod(0o755)
+    return Tools(str(tmp_path / "cache"), str(path))
+
+
+def test_missing_mkfs_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("skerry.images.erofs.os.path.join", lambda *_parts: "/nonexistent")
+    with pytest.raises(Unavailable, match="make setup"):
+        Tools(str(tmp_path)).mkfs()
+
+
+def test_newest_mkfs_of_cache_and_path_is_taken(tmp_path: Path, monkeypatch) -> None:
+    for version in ("1.5", "9.8.1", "1.8.6"):
+        directory = tmp_path / f"erofs-utils-{version}" / "bin"
+        directory.mkdir(parents=True)
+        fake_mkfs(directory, "", version)
+    (tmp_path / "erofs-utils-99" / "bin").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    mkfs = Tools(str(tmp_path)).mkfs()
+    assert mkfs.version == (9, 8, 1)
+    assert mkfs.reads_tar
+    assert mkfs.compressors == ("lz4",)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("cat >/dev/null; echo boom >&2; exit 1", ImageBroken),
+        ("exit 3", ImageBroken),
+        ("echo 'x: No space left on device'; exit 1", StorageFailed),
+        ("cat >/dev/null; exit 0", StorageFailed),  # wrote nothing
+        ("cat >/dev/null; kill -9 $$", Unavailable),
+    ],
+)
+def test_failing_mkfs_is_told_as_what_it_is(
+    tmp_path: Path, spool: Spool, tree: Tree, body: str, error: type[Exception]
+) -> None:
+    tools = fake_mkfs(tmp_path, body)
+    with pytest.raises(error):
+        build_image(tree, spool, str(tmp_path / "out"), tools=tools, scratch=str(tmp_path))
+
+
+def test_incomplete_image_is_noticed(
+    tmp_path: Path, tools: Tools, spool: Spool, tree: Tree
+) -> None:
+    real = tools.mkfs().path
+    for argument in ("size=$(stat -c %s $out); truncate -s $((size - 4096)) $out",):
+        script = f'for out; do :; done; {real} "$@"; {argument}'
+        fake = fake_mkfs(tmp_path, script)
+        with pytest.raises(StorageFailed, match="incomplete"):
+            build_image(tree, spool, str(tmp_path / "out"), tools=fake, scratch=str(tmp_path))
+
+
+def test_unknown_compression_is_unavailable(tmp_path: Path, tools: Tools, spool: Spool) -> None:
+    with pytest.raises(Unavailable, match="compress"):
+        build_image(
+            Tree(),
+            spool,
+            str(tmp_path / "o"),
+            tools=tools,
+            scratch=str(tmp_path),
+            compression="brotli",
+        )
+
+
+def test_compressed_layer_is_smaller_and_recorded(tools: Tools, tmp_path: Path) -> None:
+    made = {}
+    for compression in ("none", "lz4"):
+        store = DirectoryStore(str(tmp_path / compression))
+        library = ImageLibrary(store, tools, str(tmp_path / "s"), compression=compression)
+        archive = make_tar(member("f", b"hello " * 100_000))
+        made[compression] = library.import_tar("base/b", io.BytesIO(archive))
+    assert made["lz4"].compression == "lz4"
+    assert made["lz4"].size_bytes < made["none"].size_bytes // 4
+
+
+def listing(directory: Path) -> list[str]:
+    command = r"find . -printf '%P|%y|%m|%U|%G|%s|%T@|%l|%n\n' | sed 's/\.0*$//' | sort"
+    done = subprocess.run(command, shell=True, cwd=directory, capture_output=True, check=True)
+    return [
+        line
+        if line.split("|")[1] != "d"
+        else "|".join(part for at, part in enumerate(line.split("|")) if at not in (5, 8))
+        for line in done.stdout.decode("utf-8", "backslashreplace").splitlines()
+    ]
+
+
+@pytest.mark.root
+def test_archive_and_unpacked_tree_give_the_same_files(
+    as_root, tmp_path: Path, tools: Tools, spool: Spool, tree: Tree
+) -> None:
+    if not tools.mkfs().reads_tar:
+        pytest.skip("only one mkfs.erofs is here, and it reads no archives")
+    old = fake_mkfs(tmp_path, "", "1.5")
+    real = tools.mkfs().path
+    Path(old.mkfs().path).write_text(
+        "#!/bin/sh\n"
+        'case $1 in --version) echo "mkfs.erofs 1.5"; exit;; esac\n'
+        "case $1 in --help) echo lz4; exit;; esac\n"
+        f'{real} --mkfs-time "$@"\n'
+    )
+    for name, use in (("new", tools), ("old", old)):
+        image = str(tmp_path / f"{name}.img")
+        build_image(tree, spool, image, tools=use, scratch=str(tmp_path))
+        fsck = os.path.join(os.path.dirname(real), "fsck.erofs")
+        subprocess.run(
+            [fsck, f"--extract={tmp_path / name}", "--preserve", "--xattrs", image],
+            check=True,
+            capture_output=True,
+        )
+    assert listing(tmp_path / "new") == listing(tmp_path / "old")
+    assert len(listing(tmp_path / "new")) == 8
+    assert os.getxattr(tmp_path / "new" / "d", "trusted.overlay.opaque") == b"y"
+
+
+@pytest.mark.root
+def test_debians_own_mkfs_works_too(as_root, tmp_path: Path, spool: Spool, tree: Tree) -> None:
+    path = "/usr/bin/mkfs.erofs"
+    if not os.path.exists(path):
+        pytest.skip("the package erofs-utils is not installed")
+    image = str(tmp_path / "out")
+    build_image(tree, spool, image, tools=Tools("/nonexistent", path), scratch=str(tmp_path))
+    assert subprocess.run(["fsck.erofs", image], check=False, capture_output=True).returncode == 0

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from skerry.errors import ImageBroken, NotFound, StorageFailed
+from skerry.images.scratch import scratch_directory, sweep
+from skerry.images.store import DirectoryStore
+from skerry.spec.layers import LayerManifest, parse_layer_name
+
+A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+def put(store: DirectoryStore, tmp_path: Path, digest: str, content: bytes = b"blob") -> None:
+    (tmp_path / "new").write_bytes(content)
+    store.put(str(tmp_path / "new"), digest)
+
+
+def manifest(name: str, digest: str) -> LayerManifest:
+    return LayerManifest(name, digest, 4, "2026-01-01T00:00:00Z", "import")
+
+
+def test_blob_put_is_found_listed_read_only_and_deleted_twice(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    put(store, tmp_path, A)
+    assert store.has(A)
+    assert not (tmp_path / "new").exists()
+    assert Path(store.path(A)).read_bytes() == b"blob"
+    assert os.stat(store.path(A)).st_mode & 0o777 == 0o444
+    assert list(store.list()) == [(A, 4)]
+    store.delete(A)
+    store.delete(A)
+    assert not store.has(A)
+    with pytest.raises(NotFound):
+        store.path(A)
+
+
+def test_putting_the_same_blob_again_keeps_the_file_in_place(
+    store: DirectoryStore, tmp_path: Path
+) -> None:
+    put(store, tmp_path, A)
+    inode = os.stat(store.path(A)).st_ino
+    put(store, tmp_path, A)
+    assert os.stat(store.path(A)).st_ino == inode
+    assert not (tmp_path / "new").exists()
+
+
+def test_blob_from_another_file_system_is_copied(store: DirectoryStore) -> None:
+    if os.stat("/dev/shm").st_dev == os.stat(store.root).st_dev:
+        pytest.skip("/dev/shm is no file system of its own here")
+    source = f"/dev/shm/skerry-test-{os.getpid()}"
+    Path(source).write_bytes(b"far")
+    store.put(source, A)
+    assert not os.path.exists(source)
+    assert Path(store.path(A)).read_bytes() == b"far"
+    assert os.listdir(os.path.join(store.root, "tmp")) == []
+
+
+def test_tags_and_manifests_are_found_by_name_and_digest(store: DirectoryStore) -> None:
+    names = ["base/debian:12", "base/debian/slim:12", "base/debian:latest", "toolkit/a.b-c:1.0_x"]
+    for text in names:
+        store.put_manifest(manifest(text, A))
+        store.set_tag(parse_layer_name(text), A)
+    store.set_tag(parse_layer_name(names[0]), B)
+    assert sorted(str(name) for name, _ in store.tags()) == sorted(names)
+    assert store.tag(parse_layer_name(names[0])) == B
+    assert store.manifest(parse_layer_name(names[0]), A) == manifest(names[0], A)
+    assert store.manifest(parse_layer_name(names[0]), B) is None
+    assert len(list(store.manifests(A))) == 4
+    assert list(store.manifests(B)) == []
+    for text in names:
+        store.delete_tag(parse_layer_name(text))
+        store.delete_manifest(parse_layer_name(text), A)
+        store.delete_manifest(parse_layer_name(text), A)
+    assert list(store.tags()) == list(store.manifests()) == []
+    assert os.listdir(os.path.join(store.root, "tags")) == []
+
+
+def test_store_of_another_version_is_refused(store: DirectoryStore) -> None:
+    Path(store.root, "version").write_text("2\n")
+    with pytest.raises(StorageFailed, match="version '2'"):
+        DirectoryStore(store.root)
+
+
+def test_damaged_manifest_is_image_broken(store: DirectoryStore) -> None:
+    store.put_manifest(manifest("base/x:1", A))
+    [path] = Path(store.root, "manifests").rglob("*.json")
+    path.write_text("{")
+    with pytest.raises(ImageBroken, match="damaged"):
+        store.manifest(parse_layer_name("base/x:1"), A)
+
+
+def test_unwritable_store_is_storage_failed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageFailed):
+        DirectoryStore(str(tmp_path / "file" / "store"))
+
+
+def test_collecting_waits_for_those_who_add(store: DirectoryStore) -> None:
+    fd = os.open(os.path.join(store.root, "lock"), os.O_RDWR | os.O_CREAT)
+    with store.adding(), store.adding(), pytest.raises(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with store.collecting(), pytest.raises(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    os.close(fd)
+
+
+def test_tags_set_and_deleted_at_once_never_fail_or_tear(store: DirectoryStore) -> None:
+    name = parse_layer_name("base/a/b/c:1")
+    failures: list[BaseException] = []
+
+    def turn(work) -> None:
+        try:
+            for _ in range(60):
+                work()
+        except BaseException as error:  # noqa: BLE001 - told to the test below
+            failures.append(error)
+
+    works = [
+        lambda: store.set_tag(name, A),
+        lambda: store.set_tag(name, B),
+        lambda: store.delete_tag(name),
+        lambda: [tag for tag in (store.tag(name),) if tag not in (A, B, None)] and 1 / 0,
+    ]
+    threads = [threading.Thread(target=turn, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_scratch_directory_of_a_killed_process_is_swept_but_not_one_in_use(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from skerry.images.scratch import scratch_directory\n"
+        "with scratch_directory(sys.argv[1]) as path:\n"
+        "    open(path + '/half', 'w').write('x')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
+    [left] = os.listdir(tmp_path)
+    assert sweep(str(tmp_path)) == []  # too young to be sure
+    old = 1_000_000_000
+    with scratch_directory(str(tmp_path)) as used:
+        for path in (used, str(tmp_path / left)):
+            os.utime(path, (old, old))
+        assert sweep(str(tmp_path)) == [left]
+        assert os.path.isdir(used)
+    assert os.listdir(tmp_path) == []
+
+
+def test_scratch_directory_goes_also_when_it_is_deep_and_full(tmp_path: Path) -> None:
+    with scratch_directory(str(tmp_path)) as path:
+        os.makedirs(os.path.join(path, "/".join(["d"] * 500)))
+        fd = os.open(os.path.join(path, "/".join(["d"] * 500)), os.O_RDONLY)
+        for _ in range(2000):
+            os.mkdir("d", dir_fd=fd)
+            deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = deeper
+        os.close(fd)
+    assert os.listdir(tmp_path) == []
