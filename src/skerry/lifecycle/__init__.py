@@ -1,1 +1,1 @@
-"""The states of a sandbox as a pure table: (state, event) -> (state, commands). No I/O, no clock."""
+"""The states of a sandbox as a pure table: (state, event) -> (state, commands). Does no I/O."""

@@ -1,0 +1,146 @@
+"""Puts a node together. Reads as a list of its parts; nothing is started here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from skerry.backends import registry
+from skerry.backends.api import Backend
+from skerry.images.erofs import Tools
+from skerry.images.library import ImageLibrary
+from skerry.images.store import DirectoryStore
+from skerry.node.admission import Admission, disk_free_bytes, memory_available_bytes
+from skerry.node.batch import Batches
+from skerry.node.clock import Clock, SystemClock
+from skerry.node.config import NodeConfig
+from skerry.node.disk import Disk
+from skerry.node.files import Files
+from skerry.node.forward import Forwarder
+from skerry.node.identity import Identity, claim
+from skerry.node.images import Images, Library
+from skerry.node.ledger import Ledger
+from skerry.node.lives import Lives
+from skerry.node.node import Node
+from skerry.node.operations import Operations
+from skerry.node.outputs import Outputs
+from skerry.node.owners import Owners
+from skerry.node.results import Results
+from skerry.node.sandboxes import Sandboxes
+from skerry.node.tasks import Tasks
+from skerry.node.timers import Timers
+from skerry.trajectory.journal import Journal
+
+
+def build_node(
+    config: NodeConfig,
+    *,
+    clock: Clock | None = None,
+    backends: Mapping[str, Backend] | None = None,
+    library: Library | None = None,
+    memory: Callable[[], int] = memory_available_bytes,
+) -> Node:
+    """Returns a node that holds the lock of its state directory.
+
+    Tests give a clock, backends and a library of their own. Raises Conflict if another daemon has
+    the state directory, StorageFailed if it cannot be used.
+    """
+    config.check()
+    limits = config.limits
+    clock = clock or SystemClock()
+    for path in (config.state_dir, config.run_dir, config.store_dir):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    identity = claim(config.state_dir, config.socket_path)
+    try:
+        journal = Journal.open(
+            os.path.join(config.state_dir, "journal"), now_ns=lambda: int(clock.wall() * 1e9)
+        )
+        backends = backends if backends is not None else _backends(config, identity)
+        library = library or _library(config)
+    except BaseException:
+        identity.release()
+        raise
+
+    tasks = Tasks()
+    timers = Timers(clock)
+    ledger = Ledger(journal)
+    outputs = Outputs(os.path.join(config.state_dir, "spool"))
+    results = Results(limits.results_memory_bytes_max)
+    admission = Admission(limits, clock, memory, disk_free_bytes(config.state_dir))
+    sandboxes = Sandboxes(identity.name)
+    owners = Owners(
+        timers,
+        lease_s=config.lease_s,
+        owners_max=limits.owners_max,
+        required=config.embedded,
+    )
+    images = Images(library, clock, threads_max=limits.image_threads_max, in_use=sandboxes.digests)
+    lives = Lives(
+        clock=clock,
+        timers=timers,
+        tasks=tasks,
+        identity=identity,
+        sandboxes=sandboxes,
+        admission=admission,
+        ledger=ledger,
+        results=results,
+        outputs=outputs,
+        images=images,
+        backends=backends,
+        owners=owners,
+        ended_max=limits.ended_max,
+    )
+    owners.abandon = lives.abandon
+    operations = Operations(
+        clock=clock,
+        timers=timers,
+        tasks=tasks,
+        admission=admission,
+        ledger=ledger,
+        results=results,
+        outputs=outputs,
+        lives=lives,
+        per_sandbox_max=limits.results_per_sandbox_max,
+    )
+    return Node(
+        config=config,
+        clock=clock,
+        identity=identity,
+        tasks=tasks,
+        timers=timers,
+        ledger=ledger,
+        outputs=outputs,
+        results=results,
+        admission=admission,
+        sandboxes=sandboxes,
+        owners=owners,
+        backends=backends,
+        images=images,
+        lives=lives,
+        operations=operations,
+        files=Files(lives, operations, clock),
+        disk=Disk(lives, images, clock),
+        forwarder=Forwarder(lives, operations, clock),
+        batches=Batches(lives, sandboxes, admission),
+        started=clock.wall(),
+    )
+
+
+def _backends(config: NodeConfig, identity: Identity) -> dict[str, Backend]:
+    """Returns the configured backends, each with directories of its own."""
+    return {
+        name: registry.load(
+            name,
+            state_dir=os.path.join(config.state_dir, name),
+            run_dir=os.path.join(config.run_dir, name),
+            node=identity.name,
+            layer_dirs=(config.store_dir,),
+            **config.backend_options.get(name, {}),
+        )
+        for name in config.backends
+    }
+
+
+def _library(config: NodeConfig) -> Library:
+    store = DirectoryStore(config.store_dir)
+    return ImageLibrary(store, Tools(), os.path.join(config.store_dir, "scratch"))

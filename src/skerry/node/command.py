@@ -1,0 +1,161 @@
+"""From what a user asks to what the agent is told, and from what it says to a result. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from errno import ENOENT
+
+import msgspec
+
+from skerry.errors import InvalidRequest
+from skerry.guest.api import Operation, Outcome
+from skerry.spec.command import CommandSpec, RunResult
+from skerry.spec.sandbox import SandboxSpec
+
+BASH = "/bin/bash"
+SH = "/bin/sh"
+START_BYTES_MAX = 65_000  # of one START frame's payload, with room for its small fields
+_FIELD = 5  # bytes of tag and length before each field
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def check(spec: CommandSpec, sandbox: SandboxSpec) -> None:
+    """Raises InvalidRequest unless the command can be sent to that sandbox's agent."""
+    spec.check()
+    if spec.terminal is not None:
+        check_terminal(spec.terminal.rows, spec.terminal.cols)
+    if spec.interactive and spec.stdin is not None:
+        raise InvalidRequest("stdin: an interactive command gets its input over the stream")
+    words = sum(map(len, spec.argv)) + len(spec.argv) + len(spec.shell or "")
+    if not spec.env and not sandbox.env and words < 8192:
+        return  # no exact count needed: six bytes for each still fit
+    total = sum(len(word.encode()) + _FIELD for word in spec.argv or (BASH, "-c", spec.shell or ""))
+    for name, value in (sandbox.env | spec.env).items():
+        total += len(name.encode()) + len(value.encode()) + 1 + _FIELD
+    total += len((spec.cwd or sandbox.workdir).encode()) + len((spec.user or sandbox.user).encode())
+    if total > START_BYTES_MAX:
+        raise InvalidRequest(
+            f"argv and env: {total} bytes together, at most {START_BYTES_MAX}: "
+            "write a file into the sandbox and run that"
+        )
+
+
+def check_terminal(rows: int, cols: int) -> None:
+    """Raises InvalidRequest unless that is a terminal's size."""
+    if not (0 < rows <= 65_535 and 0 < cols <= 65_535):
+        raise InvalidRequest(f"terminal: {rows} rows and {cols} columns are out of bounds")
+
+
+def check_signal(number: int) -> int:
+    """Returns the signal number if it is one; raises InvalidRequest."""
+    if not 1 <= number <= 64:
+        raise InvalidRequest(f"signal: {number} is not between 1 and 64")
+    return number
+
+
+def fingerprint(spec: CommandSpec) -> bytes:
+    """Returns eight bytes that tell this command from another under the same operation id."""
+    return hashlib.blake2b(_encoder.encode(spec), digest_size=8).digest()
+
+
+def without_stdin(spec: CommandSpec) -> CommandSpec:
+    """Returns the command as the journal keeps it: its input may be large, and is not replayed."""
+    return spec if spec.stdin is None else msgspec.structs.replace(spec, stdin=b"")
+
+
+def text(spec: CommandSpec) -> str:
+    """Returns the command in at most 200 characters, for lists."""
+    line = spec.shell if spec.shell is not None else " ".join(spec.argv)
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+def fallback_id(op: bytes) -> bytes:
+    """Returns the id under which the agent sees a second try with sh."""
+    return hashlib.blake2b(op, digest_size=16, person=b"skerry-sh").digest()
+
+
+def operation(
+    spec: CommandSpec, sandbox: SandboxSpec, *, handle: int, op: bytes, shell: str
+) -> Operation:
+    """Returns what the agent is asked: defaults filled in, the shell line given to `shell`."""
+    argv = spec.argv if spec.shell is None else (shell, "-c", spec.shell)
+    env = spec.env if not sandbox.env else sandbox.env | spec.env
+    terminal = spec.terminal
+    return Operation(
+        handle=handle,
+        op_id=op,
+        argv=tuple(map(os.fsencode, argv)),
+        env=tuple(os.fsencode(f"{name}={value}") for name, value in env.items()),
+        cwd=os.fsencode(spec.cwd or sandbox.workdir),
+        user=os.fsencode(spec.user or sandbox.user),
+        timeout_ms=0 if spec.timeout_s is None else max(1, round(spec.timeout_s * 1000)),
+        stdin=spec.interactive or spec.stdin is not None,
+        terminal=None if terminal is None else (terminal.rows, terminal.cols),
+    )
+
+
+def shell_missing(spec: CommandSpec, outcome: Outcome) -> bool:
+    """Returns whether the shell itself was not there: what it would have run cannot cause this."""
+    return spec.shell is not None and outcome.error_step == "exec" and outcome.errno == ENOENT
+
+
+def start_error(
+    outcome: Outcome, spec: CommandSpec, sandbox: SandboxSpec, shell: str
+) -> str | None:
+    """Returns why a command did not start, in words that name the culprit; None if it did."""
+    step = outcome.error_step
+    if step is None:
+        return None
+    reason = os.strerror(outcome.errno) if outcome.errno else "failed"
+    if step == "user":
+        user = spec.user or sandbox.user
+        return (
+            f"user: unknown user {user}"
+            if outcome.errno in (None, 0, ENOENT)
+            else (f"user: {reason}: {user}")
+        )
+    if step == "cwd":
+        return f"cwd: {reason}: {spec.cwd or sandbox.workdir}"
+    if step == "exec":
+        return f"exec: {reason}: {spec.argv[0] if spec.argv else shell}"
+    return f"{step}: {reason}"
+
+
+def result(
+    outcome: Outcome,
+    *,
+    op_id: str,
+    start_error: str | None,
+    stdout: bytes,
+    stderr: bytes,
+    truncated: bool,
+    started: float,
+    ended: float,
+) -> RunResult:
+    """Returns the result that a user gets; `started` and `ended` serve where the agent has none."""
+    if start_error is not None:
+        exit_code = signal = None
+    elif outcome.exit_code is None and outcome.signal is None:
+        exit_code, signal = None, 9  # ended by timeout or cancel before it could say how
+    else:
+        exit_code, signal = outcome.exit_code, outcome.signal
+    return RunResult(
+        exit_code=exit_code,
+        signal=signal,
+        start_error=start_error,
+        start_errno=outcome.errno if start_error is not None else None,
+        stdout=stdout,
+        stderr=stderr,
+        stdout_total=outcome.stdout_total,
+        stderr_total=outcome.stderr_total,
+        truncated=truncated,
+        timed_out=outcome.timed_out,
+        oom_killed=outcome.oom,
+        cancelled=outcome.cancelled,
+        started=outcome.start_ns / 1e9 if outcome.start_ns else started,
+        ended=outcome.end_ns / 1e9 if outcome.end_ns else ended,
+        cpu_seconds=outcome.cpu_us / 1e6,
+        op_id=op_id,
+    )

@@ -1,0 +1,84 @@
+"""What a node is told at its start. `skerry.cli` reads it; nothing below reads a setting."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from skerry.errors import InvalidRequest
+from skerry.spec.limits import GIB, MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds that the node keeps by answering Overloaded; each is named so in that answer."""
+
+    sandboxes_max: int = 4000  # in any state but stopped and failed
+    creates_in_flight_max: int = 16  # backend creates at once
+    creates_waiting_max: int = 1024  # requests that wait for one of those; batches wait apart
+    operations_max: int = 20_000  # commands running, over all sandboxes
+    operations_per_sandbox_max: int = 1000
+    memory_free_min_bytes: int = 256 * MIB
+    disk_free_min_bytes: int = 512 * MIB
+    # Not answered with Overloaded: older entries leave memory, or are forgotten.
+    results_memory_bytes_max: int = 64 * MIB  # results kept in memory; the journal has them all
+    results_per_sandbox_max: int = 65_536  # operation ids remembered for repeats
+    ended_max: int = 1000  # stopped and failed sandboxes kept for a look; the oldest are deleted
+    owners_max: int = 1000
+    image_threads_max: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """A node. Paths are absolute; the directories are made if missing (0700)."""
+
+    state_dir: str  # node name, epoch, journal, spooled output
+    run_dir: str  # sockets; on a tmpfs
+    store_dir: str  # layers
+    socket: str = ""  # API on a unix socket, mode 0600; "": node.sock in run_dir
+    tcp: str | None = None  # API on "host:port" too; needs tokens; port 0 takes a free one
+    tokens: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ("container",)
+    backend_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    embedded: bool = False  # ends with its last owner (decision 21)
+    keep_on_exit: bool = True  # instances outlive an orderly end, to be adopted
+    lease_s: float = 30.0  # how long an owner may be away
+    exit_grace_s: float = 2.0  # embedded: between the last owner's end and the daemon's
+    first_owner_s: float = 60.0  # embedded: how long the first owner may let itself be waited for
+
+    @property
+    def socket_path(self) -> str:
+        """Path of the API's unix socket."""
+        return self.socket or os.path.join(self.run_dir, "node.sock")
+
+    def check(self) -> NodeConfig:
+        """Returns itself if it makes sense; raises InvalidRequest naming what does not."""
+        for name in ("state_dir", "run_dir", "store_dir"):
+            if not os.path.isabs(getattr(self, name)):
+                raise InvalidRequest(f"{name} must be an absolute path")
+        if len(os.fsencode(self.socket_path)) > 107:
+            raise InvalidRequest(f"socket: {self.socket_path} is longer than a socket path may be")
+        if not self.backends:
+            raise InvalidRequest("backends: name at least one")
+        if self.tcp is not None:
+            tcp_address(self.tcp)
+            if not self.tokens:
+                raise InvalidRequest("tcp: needs tokens: who reaches the port owns the node")
+        if any(len(token) < 16 or not token.isascii() for token in self.tokens):
+            raise InvalidRequest("tokens: at least 16 ASCII characters each")
+        if self.limits.disk_free_min_bytes > 1024 * GIB:
+            raise InvalidRequest("limits.disk_free_min_bytes is out of bounds")
+        for name in ("lease_s", "exit_grace_s", "first_owner_s"):
+            if not 0 < getattr(self, name) < 86_400:
+                raise InvalidRequest(f"{name} must be above 0 and below a day")
+        return self
+
+
+def tcp_address(text: str) -> tuple[str, int]:
+    """Returns host and port of "host:port" or "[v6]:port"; raises InvalidRequest."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise InvalidRequest(f"tcp: {text!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,205 @@
+"""Layers for sandboxes: the library's blocking calls in bounded threads, plans from a short memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from skerry.backends.api import Upper
+from skerry.node.clock import Clock
+from skerry.spec.files import Change
+from skerry.spec.layers import LayerManifest, RootfsPlan
+from skerry.spec.sandbox import SandboxSpec
+
+T = TypeVar("T")
+
+PLAN_FRESH_S = 1.0  # a tag that another process moves is seen after at most that long
+PLANS_MAX = 1024
+BATCH_BYTES = 256 * 1024
+LOG_LINES_MAX = 10_000
+
+Log = Callable[[str], None]
+
+
+class Reader(Protocol):
+    """What an import reads from, in a thread."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Returns at most that many bytes; b"" at the end."""
+
+
+class Library(Protocol):
+    """What the node needs of `skerry.images.library.ImageLibrary`; every call may block."""
+
+    def resolve(self, names: Sequence[str]) -> tuple[LayerManifest, ...]:
+        """Returns the layers in order."""
+
+    def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
+        """Returns where their blobs are."""
+
+    def list(self) -> tuple[LayerManifest, ...]:
+        """Returns all layers."""
+
+    def inspect(self, name: str) -> LayerManifest:
+        """Returns one layer."""
+
+    def remove(self, name: str, in_use: Collection[str] = ()) -> None:
+        """Removes a layer that is not in use."""
+
+    def import_tar(self, name: str, fileobj: Reader) -> LayerManifest:
+        """Makes a layer of an archive."""
+
+    def debian(
+        self, name: str, suite: str, packages: Sequence[str], log: Log, refresh: bool
+    ) -> LayerManifest:
+        """Makes a base layer."""
+
+    def diff(self, upper: Upper) -> Sequence[Change]:
+        """Returns what was written."""
+
+    def diff_tar(self, upper: Upper, under: str = "/") -> Iterator[bytes]:
+        """Gives what was written."""
+
+    def commit(self, upper: Upper, name: str, *, exclude: Sequence[str] = ()) -> LayerManifest:
+        """Makes a layer of what was written."""
+
+
+class Images:
+    """The library, for the event loop. `in_use` names the digests that must stay."""
+
+    def __init__(
+        self,
+        library: Library,
+        clock: Clock,
+        *,
+        threads_max: int,
+        in_use: Callable[[], Collection[str]],
+    ) -> None:
+        self._library = library
+        self._clock = clock
+        self._in_use = in_use
+        self._threads = asyncio.Semaphore(threads_max)
+        self._plans: dict[tuple[str, ...], tuple[float, RootfsPlan, tuple[str, ...]]] = {}
+
+    async def plan(self, spec: SandboxSpec) -> tuple[RootfsPlan, tuple[str, ...]]:
+        """Returns a sandbox's root file system and its layers' digests, lowest first."""
+        names = (spec.image, *spec.layers)
+        known = self._plans.get(names)
+        now = self._clock.monotonic()
+        if known is not None and now - known[0] < PLAN_FRESH_S:
+            return known[1], known[2]
+        plan, digests = await asyncio.to_thread(self._plan, names)
+        if len(self._plans) >= PLANS_MAX:
+            self._plans.clear()
+        self._plans[names] = (now, plan, digests)
+        return plan, digests
+
+    def _plan(self, names: tuple[str, ...]) -> tuple[RootfsPlan, tuple[str, ...]]:
+        manifests = self._library.resolve(names)
+        return self._library.plan(manifests), tuple(one.digest for one in manifests)
+
+    async def list_all(self) -> tuple[LayerManifest, ...]:
+        """Returns all layers, by name."""
+        return tuple(await self._call(self._library.list))
+
+    async def inspect(self, name: str) -> LayerManifest:
+        """Returns one layer; NotFound."""
+        return await self._call(lambda: self._library.inspect(name))
+
+    async def remove(self, name: str) -> LayerManifest:
+        """Removes a layer and returns what it was; Conflict while a sandbox uses it."""
+        manifest = await self.inspect(name)
+        self._plans.clear()
+        in_use = self._in_use()
+        await self._call(lambda: self._library.remove(name, in_use))
+        self._plans.clear()
+        return manifest
+
+    async def import_tar(self, name: str, chunks: AsyncIterator[bytes]) -> LayerManifest:
+        """Makes a layer of an archive that is read no faster than it is unpacked."""
+        reader = _ChunkReader(chunks, asyncio.get_running_loop())
+        try:
+            return await self._call(lambda: self._library.import_tar(name, reader))
+        finally:
+            self._plans.clear()
+
+    async def debian(
+        self, name: str, suite: str, packages: Sequence[str], log: Log, *, refresh: bool
+    ) -> LayerManifest:
+        """Makes a base layer; `log` is called in the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def tell(line: str) -> None:
+            loop.call_soon_threadsafe(log, line)
+
+        try:
+            return await self._call(
+                lambda: self._library.debian(name, suite, packages, tell, refresh)
+            )
+        finally:
+            self._plans.clear()
+
+    async def diff(self, upper: Upper) -> tuple[Change, ...]:
+        """Returns what a sandbox wrote, by path."""
+        return tuple(await self._call(lambda: self._library.diff(upper)))
+
+    async def diff_tar(self, upper: Upper, under: str) -> AsyncIterator[bytes]:
+        """Gives an archive of what a sandbox wrote, in pieces of about 256 KiB."""
+        pieces = self._library.diff_tar(upper, under)
+        while piece := await self._call(lambda: _batch(pieces)):
+            yield piece
+
+    async def commit(self, upper: Upper, name: str, exclude: Sequence[str]) -> LayerManifest:
+        """Makes a layer of what a sandbox wrote."""
+        try:
+            return await self._call(lambda: self._library.commit(upper, name, exclude=exclude))
+        finally:
+            self._plans.clear()
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        async with self._threads:
+            return await asyncio.to_thread(work)
+
+
+def _batch(pieces: Iterator[bytes]) -> bytes:
+    parts, total = [], 0
+    for piece in pieces:
+        parts.append(piece)
+        total += len(piece)
+        if total >= BATCH_BYTES:
+            break
+    return b"".join(parts)
+
+
+class _ChunkReader:
+    """A blocking file over an asynchronous body: each read pulls the next chunk through the loop."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop) -> None:
+        self._chunks = chunks
+        self._loop = loop
+        self._held = b""
+        self._ended = False
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Returns at most `size` bytes (all that is left if it is negative); b"" at the end."""
+        if size < 0:
+            parts = [self._held]
+            self._held = b""
+            while chunk := self._pull():
+                parts.append(chunk)
+            return b"".join(parts)
+        if not self._held:
+            self._held = self._pull()
+        data, self._held = self._held[:size], self._held[size:]
+        return data
+
+    def _pull(self) -> bytes:
+        if self._ended:
+            return b""
+        chunk = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result()
+        self._ended = not chunk
+        return chunk
+
+    async def _next(self) -> bytes:
+        return await anext(self._chunks, b"")

@@ -1,0 +1,132 @@
+"""What the node writes into its journal, in the node's own words.
+
+Order is the promise (decision 12): `Began` before the backend is asked, `Made` before the sandbox
+is used, `Asked` before START leaves, `Answered` before the answer does, `Ending` before anything is
+destroyed, and then the sandbox's stream is forgotten. Records survive the death of this process;
+only the death of the host can lose the last ones, and then their instances are gone too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+
+from skerry.backends.api import Record as InstanceRecord
+from skerry.errors import Bug
+from skerry.spec.command import CommandSpec, RunResult
+from skerry.spec.sandbox import SandboxSpec, State
+from skerry.trajectory.journal import Journal, Position
+from skerry.trajectory.segment import Record
+from skerry.wire.http import ErrorBody
+
+
+class Began(msgspec.Struct, frozen=True, tag="began", omit_defaults=True):
+    """A create was admitted: from here on something of the instance may exist."""
+
+    spec: SandboxSpec
+    digests: tuple[str, ...]
+    created: float
+    owner: str | None = None
+
+
+class Made(msgspec.Struct, frozen=True, tag="made"):
+    """The backend made the instance."""
+
+    record: InstanceRecord
+    create_ms: float
+
+
+class Ending(msgspec.Struct, frozen=True, tag="ending", omit_defaults=True):
+    """The instance is being destroyed. With `delete`, nothing stays of the sandbox either."""
+
+    state: State  # the one to come: stopped or failed
+    reason: str | None = None
+    delete: bool = False
+
+
+class Handles(msgspec.Struct, frozen=True, tag="handles"):
+    """Handles below `top` may have been used; a restarted node goes on from there."""
+
+    top: int
+
+
+class Asked(msgspec.Struct, frozen=True, tag="asked", omit_defaults=True):
+    """A command is about to be started; `spec` is without its standard input."""
+
+    op: bytes
+    handle: int
+    agent_op: bytes  # the id that the agent sees; another one if bash was missing and sh is tried
+    fingerprint: bytes
+    spec: CommandSpec
+    started: float
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered", omit_defaults=True):
+    """The one answer of a command: exactly one of result and error.
+
+    A stream that is too long for a record is empty in `result`, and named in `spooled`: its spool
+    file then stays as long as the sandbox does.
+    """
+
+    op: bytes
+    started: float
+    result: RunResult | None = None
+    error: ErrorBody | None = None
+    spooled: tuple[int, ...] = ()
+
+
+class Void(msgspec.Struct, frozen=True, tag="void"):
+    """The command never left: it is known not to have run, and a repeat runs it."""
+
+    op: bytes
+
+
+Entry: TypeAlias = Began | Made | Ending | Handles | Asked | Answered | Void
+
+_KINDS: dict[type[Entry], str] = {
+    Began: "began",
+    Made: "made",
+    Ending: "ending",
+    Handles: "handles",
+    Asked: "asked",
+    Answered: "answered",
+    Void: "void",
+}
+
+
+class Ledger:
+    """The journal, one subject a sandbox, holding nothing but entries."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def append(self, sandbox_id: str, entry: Entry) -> int:
+        """Records an entry and returns its number; StorageFailed, and then nothing is recorded."""
+        return self._journal.append(sandbox_id, _KINDS[type(entry)], entry).seq
+
+    def read(self, sandbox_id: str, seq: int) -> Entry:
+        """Returns an entry again; NotFound."""
+        return _entry(self._journal.read(Position(sandbox_id, seq)))
+
+    def replay(self) -> Iterator[tuple[str, int, Entry]]:
+        """Gives the entries of all sandboxes that were not forgotten, in their order."""
+        for record in self._journal.replay():
+            yield record.subject, record.seq, _entry(record)
+
+    def forget(self, sandbox_id: str) -> None:
+        """Lets go of everything about a sandbox; idempotent."""
+        self._journal.forget(sandbox_id)
+
+    def close(self) -> None:
+        """Closes the journal."""
+        self._journal.close()
+
+
+def _entry(record: Record) -> Entry:
+    try:
+        entry: Entry = msgspec.convert(record.data, Entry)
+    except msgspec.ValidationError as error:
+        raise Bug(f"record {record.seq} of the journal is no entry: {error}") from error
+    return entry

@@ -1,0 +1,112 @@
+"""The daemon: starts the parts in order, serves, and ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from skerry.errors import SkerryError, Unavailable
+from skerry.node.build import build_node
+from skerry.node.config import NodeConfig
+from skerry.node.node import Node
+from skerry.node.owners import Exit
+from skerry.node.recovery import recover
+from skerry.node.server.app import build_app
+from skerry.node.server.listen import Listener
+
+log = logging.getLogger("skerry.node")
+
+DESTROYS_AT_ONCE = 64
+
+
+async def serve(config: NodeConfig, *, ready: asyncio.Event | None = None) -> None:
+    """Runs a node until SIGTERM, SIGINT, or (embedded) its last owner has gone.
+
+    With `keep_on_exit`, instances stay to be adopted by the next start, but for undetached ones of
+    an embedded node. Raises Conflict if another daemon has the state directory, Unavailable if a
+    backend cannot start or an address cannot be had.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with running(build_node(config), leave=stop.set) as listener:
+            log.info("node listens on %s", config.socket_path)
+            if listener.tcp is not None:
+                log.info("node listens on %s port %d", *listener.tcp)
+            if ready is not None:
+                ready.set()
+            await stop.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def running(
+    node: Node, *, leave: Callable[[], None] | None = None
+) -> AsyncIterator[Listener]:
+    """A node that serves within the block; everything of it is ended afterwards."""
+    listener = Listener(build_app(node), node.config)
+    started: list[str] = []
+    try:
+        for name, backend in node.backends.items():
+            try:
+                await backend.start()
+            except SkerryError as error:
+                raise Unavailable(f"backend {name}: {error.message}") from error
+            started.append(name)
+        await recover(node)
+        if node.config.embedded and leave is not None:
+            node.owners.idle = _exit(node, leave).consider
+        await listener.open()
+        yield listener
+    finally:
+        await _close(node, listener, started)
+
+
+def _exit(node: Node, leave: Callable[[], None]) -> Exit:
+    return Exit(
+        node.timers,
+        busy=lambda: len(node.owners) > 0 or node.lives.any_live(),
+        leave=leave,
+        grace_s=node.config.exit_grace_s,
+        first_owner_s=node.config.first_owner_s,
+    )
+
+
+async def _close(node: Node, listener: Listener, started: list[str]) -> None:
+    """Ends everything in order: no new work, what must not stay, answers, tasks, backends."""
+    config = node.config
+    node.admission.closing = True
+    doomed = [
+        sandbox
+        for sandbox in node.sandboxes
+        if not config.keep_on_exit or (config.embedded and not sandbox.spec.detached)
+    ]
+    places = asyncio.Semaphore(DESTROYS_AT_ONCE)
+
+    async def destroy(index: int) -> None:
+        async with places:
+            await node.lives.delete_quietly(doomed[index])
+
+    await asyncio.gather(*(destroy(index) for index in range(len(doomed))))
+    await listener.close()
+    node.timers.close()
+    await node.tasks.close()
+    for sandbox in node.sandboxes:
+        if sandbox.link is not None:
+            await sandbox.link.end(Unavailable("the node is ending"))
+        for op in sandbox.under_way():
+            op.sink.detach()
+    for name in started:
+        try:
+            await node.backends[name].close(keep_instances=config.keep_on_exit)
+        except SkerryError:
+            log.exception("backend %s did not end well", name)
+    node.ledger.close()
+    node.identity.release()

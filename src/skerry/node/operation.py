@@ -1,0 +1,115 @@
+"""One command: under way as an `Op`, finished as a `Past`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from skerry.errors import SkerryError
+from skerry.guest.operation import RunningOperation
+from skerry.guest.output import SpoolSink
+from skerry.node.timers import Timer
+from skerry.spec.command import CommandSpec, RunResult
+
+
+class Past(NamedTuple):
+    """What stays of a finished command: enough to answer a repeat from the journal."""
+
+    fingerprint: bytes
+    position: int  # of its answer in the journal
+    command: str
+    started: float
+    lost: bool
+    spooled: bool = False
+
+
+class Op:
+    """A command that has no answer yet.
+
+    `done` gets its answer, result or error, and never an exception. Invariants: `sent` is true
+    while the command may have had effects; `running` belongs to the newest connection.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_cancelled",
+        "adopted",
+        "agent_op",
+        "done",
+        "fingerprint",
+        "handle",
+        "id",
+        "overdue",
+        "raw",
+        "running",
+        "sent",
+        "shell",
+        "sink",
+        "spec",
+        "started",
+    )
+
+    def __init__(
+        self,
+        op_id: str,
+        spec: CommandSpec,
+        *,
+        fingerprint: bytes,
+        handle: int,
+        started: float,
+        sink: SpoolSink,
+    ) -> None:
+        self.id = op_id
+        self.raw = bytes.fromhex(op_id)
+        self.agent_op = self.raw  # another one for the second try of a shell line, under sh
+        self.spec = spec
+        self.fingerprint = fingerprint
+        self.handle = handle
+        self.started = started
+        self.sink = sink
+        self.shell = ""
+        self.sent = False
+        self.adopted = False  # begun by an earlier process of the node
+        self.running: RunningOperation | None = None
+        self.overdue: Timer | None = None
+        self.done: asyncio.Future[RunResult | SkerryError] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._begun: asyncio.Future[None] | None = None
+        self._cancelled = False
+
+    async def begun(self) -> RunningOperation | None:
+        """Returns what drives it inside; None if it ended before there was anything."""
+        while self.running is None and not self.done.done():
+            if self._begun is None:
+                self._begun = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._begun, self.done), return_when=asyncio.FIRST_COMPLETED)
+        return self.running
+
+    def now_running(self, running: RunningOperation) -> None:
+        """Takes what drives it from now on; a cancel that came before is sent on."""
+        self.running = running
+        if self._begun is not None:
+            self._begun.set_result(None)
+            self._begun = None
+        if self._cancelled:
+            running.cancel()
+
+    def not_running(self) -> None:
+        """It turned out not to have left: it is started anew."""
+        self.running = None
+        self.sent = False
+
+    def cancel(self) -> None:
+        """Ends every process of it, now or as soon as it runs; idempotent."""
+        self._cancelled = True
+        running = self.running
+        if running is not None and not running.ended:
+            running.cancel()
+
+    def exec_reached(self) -> bool:
+        """Returns whether its program certainly ran."""
+        if self.running is None:
+            return False
+        started = self.running.started
+        return started.done() and not started.cancelled() and started.exception() is None

@@ -1,0 +1,154 @@
+"""One sandbox as the node holds it: data and invariants; what happens to it is in `lives`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.backends.api import Instance, Pausable, Snapshotable
+from skerry.errors import Bug, SandboxFailed, SkerryError
+from skerry.lifecycle.table import Event
+from skerry.node.clock import Clock
+from skerry.node.timers import Timer
+from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
+
+if TYPE_CHECKING:
+    from skerry.node.link import Link
+    from skerry.node.operation import Op, Past
+
+HANDLES_BLOCK = 1024
+HANDLE_MAX = (1 << 29) - 1
+ENDED = frozenset({State.STOPPED, State.FAILED})
+
+
+@dataclass(slots=True, eq=False)
+class Sandbox:
+    """A sandbox. Only the event loop touches it.
+
+    Invariants: `link` is set exactly while an instance is and its agent answered once; `running`
+    counts the entries of `ops` that are under way; handle_next <= handle_top, and handle_top is in
+    the journal (or is the first block's, which is implied).
+    """
+
+    id: str
+    spec: SandboxSpec
+    digests: tuple[str, ...]
+    created: float  # wall clock, as all times that users see
+    last_activity: float
+    active: float  # the same on the monotonic clock
+    owner: str | None = None
+    state: State = State.CREATING
+    changes: int = 0  # of its state
+    reason: str | None = None
+    end_error: SkerryError | None = None  # what operations under way are told when it ends
+    create_ms: float | None = None
+    instance: Instance | None = None
+    link: Link | None = None
+    running: int = 0
+    busy: int = 0  # transfers of files, forwards: activity too
+    gone: bool = False
+    deleting: bool = False  # a delete was recorded in the journal
+    ops: dict[str, Op | Past] = field(default_factory=dict)
+    handle_next: int = 1
+    handle_top: int = HANDLES_BLOCK
+    deferred: list[Event] = field(default_factory=list)
+    timers: list[Timer] = field(default_factory=list)
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    destroy_tries: int = 0
+
+    @property
+    def expires(self) -> float | None:
+        """When its ttl is over."""
+        return None if self.spec.ttl_s is None else self.created + self.spec.ttl_s
+
+    def info(self) -> SandboxInfo:
+        """Returns what users see of it."""
+        return SandboxInfo(
+            id=self.id,
+            state=self.state,
+            spec=self.spec,
+            digests=self.digests,
+            created=self.created,
+            last_activity=self.last_activity,
+            expires=self.expires,
+            reason=self.reason,
+            running_commands=self.running,
+            create_ms=self.create_ms,
+        )
+
+    @property
+    def has_instance(self) -> bool:
+        """Whether something of an instance may be there."""
+        return self.instance is not None
+
+    @property
+    def pausable(self) -> Pausable | None:
+        """Its instance, if that can be paused."""
+        instance: object = self.instance
+        return instance if isinstance(instance, Pausable) else None
+
+    @property
+    def snapshotable(self) -> Snapshotable | None:
+        """Its instance, if what it wrote can be read."""
+        instance: object = self.instance
+        return instance if isinstance(instance, Snapshotable) else None
+
+    def under_way(self) -> list[Op]:
+        """Returns the commands that have no answer yet."""
+        if not self.running:
+            return []
+        return [op for op in self.ops.values() if not isinstance(op, tuple)]
+
+    def touch(self, wall: float, monotonic: float) -> None:
+        """Counts as activity now."""
+        self.last_activity = wall
+        self.active = monotonic
+
+    @contextmanager
+    def active_while(self, clock: Clock) -> Iterator[None]:
+        """Keeps the idle timeout away while the block runs."""
+        self.busy += 1
+        self.touch(clock.wall(), clock.monotonic())
+        try:
+            yield
+        finally:
+            self.busy -= 1
+            self.touch(clock.wall(), clock.monotonic())
+
+    def wake(self) -> None:
+        """Lets everyone who waits for a change look again."""
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def changed(self) -> None:
+        """Returns after the next change of state."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self.waiters:
+                self.waiters.remove(waiter)
+
+    def ended(self) -> SkerryError:
+        """Returns the error for a request that comes too late."""
+        fields = {"sandbox": self.id, "state": str(self.state)}
+        because = f": {self.reason}" if self.reason else ""
+        return SandboxFailed(f"the sandbox is {self.state}{because}", **fields)
+
+    def check_invariants(self) -> None:
+        """Raises Bug unless the invariants hold."""
+        under_way = sum(not isinstance(op, tuple) for op in self.ops.values())
+        if under_way != self.running:
+            raise Bug(f"{self.id}: {self.running} counted, {under_way} operations under way")
+        if self.handle_next > self.handle_top:
+            raise Bug(f"{self.id}: handle {self.handle_next} was not reserved")
+        if self.link is not None and self.instance is None:
+            raise Bug(f"{self.id}: a link to no instance")
+        if self.gone and (self.instance is not None or self.running):
+            raise Bug(f"{self.id}: gone, yet something is left")

@@ -1,0 +1,69 @@
+"""The table of routes, and the application made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
+
+from skerry.errors import NotFound
+from skerry.node.node import Node
+from skerry.node.server import attach, commands, connections, files, images, meta, sandboxes
+from skerry.node.server.exchange import Endpoint, Exchange, Handler, Receive, Scope, Send
+from skerry.node.server.guard import Guard
+from skerry.node.server.sockets import Socket, SocketEndpoint
+
+_ONE = "/v1/sandboxes/{id}"
+
+# The hot ones first: routes are tried in this order.
+ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
+    (f"{_ONE}/run", {"POST": commands.run}),
+    ("/v1/sandboxes", {"POST": sandboxes.create, "GET": sandboxes.list_page}),
+    ("/v1/sandboxes/batch", {"POST": sandboxes.create_batch}),
+    (_ONE, {"GET": sandboxes.get, "DELETE": sandboxes.delete}),
+    (f"{_ONE}/stream", {"POST": commands.stream}),
+    (f"{_ONE}/files", {"GET": files.read, "PUT": files.write}),
+    (f"{_ONE}/files/op", {"POST": files.apply}),
+    (f"{_ONE}/tree", {"GET": files.tree_get, "PUT": files.tree_put}),
+    (f"{_ONE}/ops", {"GET": commands.list_all}),
+    (f"{_ONE}/ops/{{op}}", {"GET": commands.status}),
+    (f"{_ONE}/ops/{{op}}/signal", {"POST": commands.signal}),
+    (f"{_ONE}/ops/{{op}}/cancel", {"POST": commands.cancel}),
+    (f"{_ONE}/usage", {"GET": sandboxes.usage}),
+    (f"{_ONE}/wait", {"GET": sandboxes.wait}),
+    (f"{_ONE}/diff", {"GET": files.diff}),
+    (f"{_ONE}/diff/tar", {"GET": files.diff_tar}),
+    (f"{_ONE}/commit", {"POST": files.commit}),
+    ("/v1/sandboxes/batch/delete", {"POST": sandboxes.delete_batch}),
+    ("/v1/images", {"GET": images.list_all}),
+    ("/v1/images/{name:path}/import", {"POST": images.import_tar}),
+    ("/v1/images/{name:path}/debian", {"POST": images.debian}),
+    ("/v1/images/{name:path}", {"GET": images.inspect, "DELETE": images.remove}),
+    ("/v1/health", {"GET": meta.health}),
+    ("/v1/openapi.json", {"GET": meta.document}),
+)
+
+SOCKETS: tuple[tuple[str, Callable[[Any, Socket], Awaitable[None]]], ...] = (
+    (f"{_ONE}/attach", attach.attach),
+    (f"{_ONE}/forward", connections.forward),
+    ("/v1/connection", connections.owner),
+)
+
+
+def build_app(node: Node) -> Guard:
+    """Returns the node's API as an ASGI application."""
+    routes: list[BaseRoute] = [Route(path, Endpoint(node, methods)) for path, methods in ROUTES]
+    routes += [WebSocketRoute(path, SocketEndpoint(node, handler)) for path, handler in SOCKETS]
+    router = Router(routes, redirect_slashes=False, default=_missing)
+    return Guard(router, node.config.tokens)
+
+
+async def _missing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers for a path that is none."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 4404, "reason": "no such path"})
+        return
+    error = NotFound(f"there is no path {scope['path'][:200]!r}")
+    await Exchange(scope, receive, send).fail(error)

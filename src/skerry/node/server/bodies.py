@@ -1,0 +1,46 @@
+"""The bodies that clients send. Unknown fields are refused here: a typo must not pass as a wish."""
+
+from __future__ import annotations
+
+from skerry.node.server.exchange import Body
+from skerry.spec.command import CommandSpec
+from skerry.spec.limits import MIB, STDIN_BYTES_MAX
+from skerry.spec.sandbox import SandboxSpec
+from skerry.wire.http import (
+    BatchCreate,
+    BatchDelete,
+    ClientEvent,
+    CommitBody,
+    DebianBody,
+    FileOp,
+    ForwardFrame,
+    ForwardOpen,
+    SignalBody,
+)
+
+
+class StrictSandboxSpec(SandboxSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A SandboxSpec as a client sends it."""
+
+
+class StrictCommandSpec(CommandSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A CommandSpec as a client sends it."""
+
+
+class StrictBatchCreate(BatchCreate, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A BatchCreate as a client sends it."""
+
+    spec: StrictSandboxSpec
+
+
+SANDBOX: Body[StrictSandboxSpec] = Body(StrictSandboxSpec)
+COMMAND: Body[StrictCommandSpec] = Body(StrictCommandSpec, STDIN_BYTES_MAX * 4 // 3 + MIB)
+BATCH_CREATE: Body[StrictBatchCreate] = Body(StrictBatchCreate)
+BATCH_DELETE: Body[BatchDelete] = Body(BatchDelete)
+SIGNAL: Body[SignalBody] = Body(SignalBody)
+FILE_OP: Body[FileOp] = Body(FileOp)
+COMMIT: Body[CommitBody] = Body(CommitBody)
+DEBIAN: Body[DebianBody] = Body(DebianBody)
+CLIENT_EVENT: Body[ClientEvent] = Body(ClientEvent)
+FORWARD_OPEN: Body[ForwardOpen] = Body(ForwardOpen)
+FORWARD_FRAME: Body[ForwardFrame] = Body(ForwardFrame)

@@ -1,0 +1,297 @@
+"""One request and its answer: bounded bodies, JSON or msgpack, errors in the envelope.
+
+Raw ASGI on purpose: this is the hot path, and every body and answer is a msgspec type.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any, Generic, TypeAlias, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from skerry.errors import Bug, InvalidRequest, SkerryError
+from skerry.spec.limits import MIB
+from skerry.wire.http import JSON, MSGPACK, ErrorBody
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+T = TypeVar("T")
+
+BODY_BYTES_MAX = MIB  # of a body that is one message, unless its type allows more
+QUERY_FIELDS_MAX = 64
+
+log = logging.getLogger("skerry.node.server")
+
+_JSON, _MSGPACK = JSON.encode(), MSGPACK.encode()
+_to_json = msgspec.json.Encoder()
+_to_msgpack = msgspec.msgpack.Encoder()
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class Body(Generic[T]):
+    """How to read one type of body: both decoders, and how large it may be."""
+
+    def __init__(self, type_: type[T], bytes_max: int = BODY_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
+        self.json = msgspec.json.Decoder(type_)
+        self.msgpack = msgspec.msgpack.Decoder(type_)
+
+
+class Exchange:
+    """One request. Everything that a client can get wrong here raises InvalidRequest."""
+
+    __slots__ = ("_packed", "_params", "receive", "scope", "send", "started")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.started = False
+        self._params: dict[str, list[str]] | None = None
+        self._packed: bool | None = None
+
+    def path(self, name: str) -> str:
+        """Returns a part of the path; it may hold anything, so it is checked where it is used."""
+        value: str = self.scope["path_params"][name]
+        return value
+
+    def header(self, name: bytes) -> str | None:
+        """Returns a header's value, or None."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                text: str = value.decode("latin-1")
+                return text
+        return None
+
+    # -- query ------------------------------------------------------------------------------------
+
+    def allow(self, *names: str) -> None:
+        """Raises InvalidRequest if the query holds a field that is not among the names."""
+        for name in self.params():
+            if name not in names:
+                raise InvalidRequest(f"query: {name[:80]!r} is unknown; known: {', '.join(names)}")
+
+    def params(self) -> dict[str, list[str]]:
+        """Returns the query's fields; bytes that are no UTF-8 become surrogate escapes."""
+        if self._params is None:
+            self._params = {}
+            query = self.scope["query_string"]
+            if query:
+                try:
+                    pairs = parse_qsl(
+                        query.decode("latin-1"),
+                        keep_blank_values=True,
+                        errors="surrogateescape",
+                        max_num_fields=QUERY_FIELDS_MAX,
+                    )
+                except ValueError as error:
+                    raise InvalidRequest("query: too many fields") from error
+                for name, value in pairs:
+                    self._params.setdefault(name, []).append(value)
+        return self._params
+
+    def param(self, name: str) -> str | None:
+        """Returns the one value of a query field, or None."""
+        values = self.params().get(name)
+        if values is None:
+            return None
+        if len(values) > 1:
+            raise InvalidRequest(f"query: {name} is given more than once")
+        return values[0]
+
+    def number(self, name: str, default: int, *, low: int, high: int) -> int:
+        """Returns a query field as a whole number within bounds."""
+        text = self.param(name)
+        if text is None:
+            return default
+        digits = text.removeprefix("-")
+        if not digits.isascii() or not digits.isdecimal() or len(digits) > 19:
+            raise InvalidRequest(f"query: {name}={text[:40]!r} is no number")
+        if not low <= int(text) <= high:
+            raise InvalidRequest(f"query: {name} must be between {low} and {high}, not {text}")
+        return int(text)
+
+    def seconds(self, name: str, default: float, *, high: float) -> float:
+        """Returns a query field as seconds between 0 and a maximum."""
+        text = self.param(name)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise InvalidRequest(f"query: {name}={text[:40]!r} is no number of seconds") from error
+        if not (math.isfinite(value) and 0 <= value <= high):
+            raise InvalidRequest(f"query: {name} must be between 0 and {high:g} s, not {text[:40]}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Returns a query field that is 1, true or empty for yes; 0, false or missing for no."""
+        text = self.param(name)
+        if text is None or text in {"0", "false"}:
+            return False
+        if text in {"", "1", "true"}:
+            return True
+        raise InvalidRequest(f"query: {name}={text[:40]!r} is neither 1 nor 0")
+
+    # -- body in ----------------------------------------------------------------------------------
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Gives the body as it comes, no faster than it is taken; ClientGone if it breaks off."""
+        more = True
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            more = message.get("more_body", False)
+            chunk: bytes = message.get("body", b"")
+            if chunk:
+                yield chunk
+
+    async def raw(self, bytes_max: int) -> bytes:
+        """Returns the whole body if it is small enough."""
+        length = self.header(b"content-length")
+        if length is not None and length.isdecimal() and int(length) > bytes_max:
+            raise InvalidRequest(f"body: {length} bytes, at most {bytes_max}")
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        data: bytes = message.get("body", b"")
+        if not message.get("more_body", False) and len(data) <= bytes_max:
+            return data
+        parts, total = [data], len(data)
+        more = message.get("more_body", False)
+        while more and total <= bytes_max:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            parts.append(message.get("body", b""))
+            total += len(parts[-1])
+            more = message.get("more_body", False)
+        if total > bytes_max:
+            raise InvalidRequest(f"body: at most {bytes_max} bytes")
+        return b"".join(parts)
+
+    async def body(self, kind: Body[T]) -> T:
+        """Returns the body as its type."""
+        data = await self.raw(kind.bytes_max)
+        content_type = self.header(b"content-type")
+        if content_type is None or content_type.startswith(JSON):
+            decoder: Any = kind.json
+        elif content_type.startswith(MSGPACK):
+            decoder = kind.msgpack
+        else:
+            raise InvalidRequest(
+                f"content-type: {content_type[:80]!r} is neither {JSON} nor {MSGPACK}"
+            )
+        try:
+            value: T = decoder.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"body: {str(error)[:500]}") from error
+        return value
+
+    # -- answer -----------------------------------------------------------------------------------
+
+    def packed(self) -> bool:
+        """Returns whether the answer is msgpack: as accepted, or else as the body came."""
+        if self._packed is None:
+            accept = self.header(b"accept")
+            if accept is None or accept == "*/*":
+                accept = self.header(b"content-type") or ""
+            self._packed = MSGPACK in accept
+        return self._packed
+
+    async def reply(
+        self, value: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        """Answers with one value."""
+        if self.packed():
+            data, kind = _to_msgpack.encode(value), _MSGPACK
+        else:
+            data, kind = _to_json.encode(value), _JSON
+        self.started = True
+        await self.send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [
+                    (b"content-type", kind),
+                    (b"content-length", b"%d" % len(data)),
+                    *headers,
+                ],
+            }
+        )
+        await self.send({"type": "http.response.body", "body": data})
+
+    async def fail(self, error: SkerryError) -> None:
+        """Answers with an error, in the envelope."""
+        headers: tuple[tuple[bytes, bytes], ...] = ()
+        retry = error.fields.get("retry_after_s")
+        if isinstance(retry, int | float):
+            headers = ((b"retry-after", b"%d" % max(1, math.ceil(retry))),)
+        if error.http_status == 401:
+            headers += ((b"www-authenticate", b"Bearer"),)
+        await self.reply(ErrorBody.of(error), error.http_status, headers)
+
+    async def open_stream(self, content_type: str) -> None:
+        """Begins an answer of unknown length."""
+        self.started = True
+        headers = [(b"content-type", content_type.encode()), (b"x-accel-buffering", b"no")]
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        """Sends a piece; returns when the client has room for more, or is gone."""
+        await self.send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def close_stream(self) -> None:
+        """Ends the answer: only then may the client take it for complete."""
+        await self.send({"type": "http.response.body", "body": b""})
+
+    async def wait_gone(self) -> None:
+        """Returns when the client has closed the connection (its body must have been read)."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+Handler: TypeAlias = Callable[[Any, Exchange], Awaitable[None]]
+
+
+class Endpoint:
+    """The handlers of one path by method, as an ASGI application that never lets an error out."""
+
+    def __init__(self, node: Any, handlers: dict[str, Handler]) -> None:
+        self.node = node
+        self.handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        exchange = Exchange(scope, receive, send)
+        try:
+            handler = self.handlers.get(scope["method"])
+            if handler is None:
+                allowed = ", ".join(sorted(self.handlers))
+                await exchange.reply(
+                    ErrorBody.of(InvalidRequest(f"{scope['method']} here? only {allowed}")),
+                    405,
+                    ((b"allow", allowed.encode()),),
+                )
+                return
+            await handler(self.node, exchange)
+        except SkerryError as error:
+            if exchange.started:
+                log.warning("%s broke off: %s", scope["path"], error)
+                return  # without an end: the client sees that it is not complete
+            await exchange.fail(error)
+        except ClientGone:
+            return
+        except Exception as error:
+            log.exception("%s %s", scope["method"], scope["path"])
+            if not exchange.started:
+                await exchange.fail(Bug(f"{type(error).__name__}: {error}"))

@@ -1,0 +1,109 @@
+"""Routes of sandboxes: create, find, delete, wait, in batches too."""
+
+from __future__ import annotations
+
+import asyncio
+
+from skerry.errors import InvalidRequest
+from skerry.node.node import Node
+from skerry.node.server.bodies import BATCH_CREATE, BATCH_DELETE, SANDBOX
+from skerry.node.server.exchange import Exchange
+from skerry.spec import ids
+from skerry.spec.sandbox import SandboxInfo, State
+from skerry.wire.http import OWNER_HEADER
+
+WAIT_MAX_S = 600.0
+_OWNER = OWNER_HEADER.encode()
+
+
+async def create(node: Node, exchange: Exchange) -> None:
+    """POST /v1/sandboxes."""
+    spec = await exchange.body(SANDBOX)
+    sandbox = await node.lives.create(spec, owner=exchange.header(_OWNER))
+    await exchange.reply(sandbox.info())
+
+
+async def create_batch(node: Node, exchange: Exchange) -> None:
+    """POST /v1/sandboxes/batch."""
+    body = await exchange.body(BATCH_CREATE)
+    await exchange.reply(await node.batches.create(body, owner=exchange.header(_OWNER)))
+
+
+async def delete_batch(node: Node, exchange: Exchange) -> None:
+    """POST /v1/sandboxes/batch/delete."""
+    body = await exchange.body(BATCH_DELETE)
+    await exchange.reply(await node.batches.delete(body.ids))
+
+
+async def list_page(node: Node, exchange: Exchange) -> None:
+    """GET /v1/sandboxes."""
+    exchange.allow("state", "label", "key", "limit", "cursor")
+    labels = {}
+    for text in exchange.params().get("label", ()):
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidRequest("query: write label=name=value")
+        labels[name] = value
+    page = node.sandboxes.page(
+        states=_states(exchange),
+        labels=labels,
+        key=exchange.param("key"),
+        limit=exchange.number("limit", 100, low=1, high=1000),
+        cursor=exchange.param("cursor"),
+    )
+    await exchange.reply(page)
+
+
+async def get(node: Node, exchange: Exchange) -> None:
+    """GET /v1/sandboxes/ID."""
+    await exchange.reply(node.sandboxes.get(exchange.path("id")).info())
+
+
+async def delete(node: Node, exchange: Exchange) -> None:
+    """DELETE /v1/sandboxes/ID."""
+    sandbox = node.sandboxes.find(exchange.path("id"))
+    if sandbox is None:
+        await exchange.reply({"id": exchange.path("id"), "state": "stopped", "spec": {}})
+        return
+    await node.lives.delete(sandbox)
+    await exchange.reply(sandbox.info())
+
+
+async def usage(node: Node, exchange: Exchange) -> None:
+    """GET /v1/sandboxes/ID/usage."""
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    if sandbox.instance is None:
+        raise sandbox.ended()
+    await exchange.reply(await sandbox.instance.usage())
+
+
+async def wait(node: Node, exchange: Exchange) -> None:
+    """GET /v1/sandboxes/ID/wait."""
+    exchange.allow("state", "timeout")
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    states = _states(exchange) or {State.RUNNING, State.STOPPED, State.FAILED}
+    timeout = exchange.seconds("timeout", 30.0, high=WAIT_MAX_S)
+    try:
+        async with asyncio.timeout(timeout):
+            while sandbox.state not in states and not sandbox.gone:
+                await sandbox.changed()
+    except TimeoutError:
+        pass
+    info: SandboxInfo = sandbox.info()
+    await exchange.reply(info)
+
+
+def _states(exchange: Exchange) -> set[State]:
+    states = set()
+    for text in exchange.params().get("state", ()):
+        for word in text.split(","):
+            if word not in State.__members__.values():
+                raise InvalidRequest(f"query: state {word[:40]!r} is none of {', '.join(State)}")
+            states.add(State(word))
+    return states
+
+
+def check_op(exchange: Exchange) -> str | None:
+    """Returns the operation id of the query, if there is one."""
+    op = exchange.param("op")
+    return None if op is None else ids.check_op_id(op)

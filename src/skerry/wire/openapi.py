@@ -1,0 +1,294 @@
+"""The OpenAPI 3.1 document of the node's HTTP API, made from the same types that the wire uses.
+
+`ROUTES` is the list of all routes; a test compares it with the ones that are served. WebSockets
+have no place in OpenAPI: they stand as GET with status 101 and say in words what goes over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from skerry.spec.command import CommandSpec, RunResult
+from skerry.spec.files import FileInfo
+from skerry.spec.layers import LayerManifest
+from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.wire.http import (
+    JSON,
+    MSGPACK,
+    OWNER_HEADER,
+    STREAM,
+    BatchCreate,
+    BatchDelete,
+    BatchResult,
+    ClientEvent,
+    CommitBody,
+    DebianBody,
+    DiffBody,
+    ErrorBody,
+    FileOp,
+    ForwardFrame,
+    ForwardOpen,
+    Health,
+    OpStatus,
+    OwnerWelcome,
+    SandboxPage,
+    SignalBody,
+    StreamEvent,
+)
+
+BYTES: Final = "application/octet-stream"
+TAR: Final = "application/x-tar"
+
+
+class Param(NamedTuple):
+    """A query field."""
+
+    name: str
+    schema: dict[str, Any]
+    text: str
+    required: bool = False
+
+
+class Route(NamedTuple):
+    """One route. `body` and `answer` are types, or media types of raw bytes; None: an empty object."""
+
+    method: str
+    path: str
+    text: str
+    body: Any = None
+    answer: Any = None
+    params: tuple[Param, ...] = ()
+    socket: tuple[Any, ...] = ()  # of a WebSocket: the types that go over it
+
+
+_STRING, _FLAG = {"type": "string"}, {"enum": ["0", "1", "true", "false"]}
+_BASE: Final = "/v1/sandboxes/{id}"
+_OP = Param(
+    "op",
+    {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    "operation id; a repeat gets the recorded answer, or joins",
+)
+_GONE = Param("on_disconnect", {"enum": ["keep", "kill"]}, "what becomes of it if you go; keep")
+_PATH = Param("path", _STRING, "absolute, or relative to the workdir", required=True)
+_USER = Param("user", _STRING, "name, uid or uid:gid; default: the sandbox's")
+_STATE = Param(
+    "state", {"type": "array", "items": {"enum": [str(state) for state in State]}}, "any of these"
+)
+
+
+def _int(low: int, high: int | None = None) -> dict[str, Any]:
+    top = {} if high is None else {"maximum": high}
+    return {"type": "integer", "minimum": low, **top}
+
+
+def _seconds(high: int) -> dict[str, Any]:
+    return {"type": "number", "minimum": 0, "maximum": high}
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    Route("GET", "/v1/health", "The node's own view; needs no token.", answer=Health),
+    Route("GET", "/v1/openapi.json", "This document.", answer=dict[str, Any]),
+    Route("POST", "/v1/sandboxes", "Makes a sandbox.", SandboxSpec, SandboxInfo),
+    Route(
+        "GET",
+        "/v1/sandboxes",
+        "Lists sandboxes, oldest first.",
+        answer=SandboxPage,
+        params=(
+            _STATE,
+            Param("label", {"type": "array", "items": _STRING}, "name=value; all must match"),
+            Param("key", _STRING, "idempotency key"),
+            Param("limit", _int(1, 1000), "at most that many; 100"),
+            Param("cursor", _STRING, "of the page before"),
+        ),
+    ),
+    Route("POST", "/v1/sandboxes/batch", "Makes many.", BatchCreate, BatchResult),
+    Route("POST", "/v1/sandboxes/batch/delete", "Destroys many.", BatchDelete, BatchResult),
+    Route("GET", _BASE, "What a sandbox is.", answer=SandboxInfo),
+    Route(
+        "DELETE",
+        _BASE,
+        "Destroys it; idempotent, answers when nothing is left.",
+        answer=SandboxInfo,
+    ),
+    Route("GET", f"{_BASE}/usage", "What it has used.", answer=Usage),
+    Route(
+        "GET",
+        f"{_BASE}/wait",
+        "Answers when it is in one of the states, or after the timeout.",
+        answer=SandboxInfo,
+        params=(_STATE, Param("timeout", _seconds(600), "seconds; 30")),
+    ),
+    Route("POST", f"{_BASE}/run", "Runs a command.", CommandSpec, RunResult, (_OP, _GONE)),
+    Route(
+        "POST",
+        f"{_BASE}/stream",
+        "Runs a command, output as it comes.",
+        CommandSpec,
+        STREAM,
+        (_OP, _GONE),
+    ),
+    Route("GET", f"{_BASE}/ops", "Its commands, without results.", answer=list[OpStatus]),
+    Route(
+        "GET",
+        f"{_BASE}/ops/{{op}}",
+        "How a command stands.",
+        answer=OpStatus,
+        params=(Param("wait", _seconds(600), "seconds to wait for its end; 0"),),
+    ),
+    Route("POST", f"{_BASE}/ops/{{op}}/signal", "Signals all its processes.", SignalBody),
+    Route("POST", f"{_BASE}/ops/{{op}}/cancel", "Ends all its processes."),
+    Route(
+        "GET",
+        f"{_BASE}/attach",
+        "A command's streams both ways. First message: the command; an empty one joins.",
+        params=(_OP, _GONE),
+        socket=(CommandSpec, ClientEvent, StreamEvent),
+    ),
+    Route(
+        "GET",
+        f"{_BASE}/forward",
+        "Connections to a port inside. First message: ForwardOpen; then frames both ways.",
+        socket=(ForwardOpen, ForwardFrame),
+    ),
+    Route(
+        "GET",
+        f"{_BASE}/files",
+        "A file's content.",
+        answer=BYTES,
+        params=(
+            _PATH,
+            _USER,
+            Param("offset", _int(0), "first byte; 0"),
+            Param("length", _int(-1), "bytes; -1: to the end"),
+        ),
+    ),
+    Route(
+        "PUT",
+        f"{_BASE}/files",
+        "Writes a file as a whole.",
+        BYTES,
+        FileInfo,
+        (
+            _PATH,
+            _USER,
+            Param("mode", {"type": "string", "pattern": "^(0o)?[0-7]{1,5}$"}, "octal; 644"),
+            Param("parents", _FLAG, "make missing directories"),
+            Param("append", _FLAG, "add to what is there"),
+            Param("exclusive", _FLAG, "refuse if it is there"),
+        ),
+    ),
+    Route("POST", f"{_BASE}/files/op", "An operation on names.", FileOp, list[FileInfo]),
+    Route("GET", f"{_BASE}/tree", "A directory as a tar.", answer=TAR, params=(_PATH, _USER)),
+    Route("PUT", f"{_BASE}/tree", "Unpacks a tar beneath a directory.", TAR, None, (_PATH, _USER)),
+    Route("GET", f"{_BASE}/diff", "What was written, by path.", answer=DiffBody),
+    Route(
+        "GET",
+        f"{_BASE}/diff/tar",
+        "What was added or modified, as a tar.",
+        answer=TAR,
+        params=(Param("under", _STRING, "only at and below this path; /"),),
+    ),
+    Route("POST", f"{_BASE}/commit", "Makes a layer of it.", CommitBody, LayerManifest),
+    Route("GET", "/v1/images", "All layers.", answer=list[LayerManifest]),
+    Route(
+        "GET", "/v1/images/{name}", "One layer; the name may hold slashes.", answer=LayerManifest
+    ),
+    Route("DELETE", "/v1/images/{name}", "Removes a layer not in use.", answer=LayerManifest),
+    Route(
+        "POST",
+        "/v1/images/{name}/import",
+        "Makes a layer of an archive.",
+        TAR,
+        LayerManifest,
+        (Param("kind", {"enum": ["tar"]}, "tar"),),
+    ),
+    Route("POST", "/v1/images/{name}/debian", "Makes a base layer.", DebianBody, STREAM),
+    Route(
+        "GET",
+        "/v1/connection",
+        "Holds an owner; close with 1000 to end it.",
+        params=(Param("owner", _STRING, "16 to 64 of A-Za-z0-9_-; default: a new one"),),
+        socket=(OwnerWelcome,),
+    ),
+)
+
+
+def _types() -> list[Any]:
+    found: list[Any] = [ErrorBody, StreamEvent]
+    for route in ROUTES:
+        for kind in (route.body, route.answer, *route.socket):
+            if kind is not None and not isinstance(kind, str) and kind not in found:
+                found.append(kind)
+    return found
+
+
+def document(version: str) -> dict[str, Any]:
+    """Returns the document."""
+    types = _types()
+    schemas, components = msgspec.json.schema_components(
+        types, ref_template="#/components/schemas/{name}"
+    )
+    schema_of = list(zip(types, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Skerry node",
+            "version": version,
+            "description": f"{STREAM}: u32 little-endian length and a msgpack StreamEvent, repeated."
+            f" {OWNER_HEADER} names the owner of an undetached sandbox.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"bearer": []}, {}],
+    }
+
+
+def _operation(route: Route, schema_of: Iterable[tuple[Any, dict[str, Any]]]) -> dict[str, Any]:
+    schema_of = list(schema_of)
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": _STRING}
+        for name in ("id", "op", "name")
+        if f"{{{name}}}" in route.path
+    ]
+    parameters += [
+        {
+            "name": param.name,
+            "in": "query",
+            "required": param.required,
+            "schema": param.schema,
+            "description": param.text,
+        }
+        for param in route.params
+    ]
+    done: dict[str, Any]
+    if route.socket:
+        done = {"101": {"description": "A WebSocket: msgpack (binary) or JSON (text) messages."}}
+    else:
+        done = {"200": {"description": "Done.", "content": _content(route.answer, schema_of)}}
+    error = {"description": "An error; see ErrorBody.", "content": _content(ErrorBody, schema_of)}
+    operation: dict[str, Any] = {"summary": route.text, "responses": {**done, "default": error}}
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": _content(route.body, schema_of)}
+    return operation
+
+
+def _content(kind: Any, schema_of: Iterable[tuple[Any, dict[str, Any]]]) -> dict[str, Any]:
+    if isinstance(kind, str):
+        return {kind: {"schema": {"type": "string", "format": "binary"}}}
+    schema = {"type": "object"}
+    for other, one in schema_of:
+        if other is kind or other == kind:
+            schema = one
+    return {JSON: {"schema": schema}, MSGPACK: {"schema": schema}}
