@@ -43,7 +43,7 @@ class GuestClient:
         self._nonce = nonce
         self._welcomed: asyncio.Future[None] = loop.create_future()
         self._operations: dict[int, RunningOperation] = {}
-        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._pings: dict[bytes, asyncio.Future[None]] = {}
         self._tokens = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._forwards: Forwards | None = None
@@ -141,6 +141,10 @@ class GuestClient:
             inlet.resume(self._channel, self.generation)
         self._send(guest.Attach(stdout_offset, stderr_offset), handle)
         offsets = (stdout_offset, stderr_offset)
+        for channel, offset in zip((guest.STDOUT, guest.STDERR), offsets, strict=True):
+            if offset:
+                stream = guest.operation_stream(handle, channel)
+                self._channel.send(guest.encode(guest.Credit(offset), self.generation, stream))
         return self._enter(handle, sink, offsets=offsets, inlet=inlet, attached=True)
 
     def acknowledge(self, handle: int) -> None:
@@ -170,9 +174,10 @@ class GuestClient:
         if len(self._pings) >= PINGS_MAX:
             raise Overloaded("the guest agent answers no pings", limit="pings", retry_after_s=1.0)
         self._tokens += 1
+        token = self._tokens.to_bytes(8, "little")
         future = asyncio.get_running_loop().create_future()
-        self._channel.send(guest.encode(guest.Ping(self._tokens), self.generation, 0))
-        self._pings[self._tokens] = future
+        self._channel.send(guest.encode(guest.Ping(token), self.generation, 0))
+        self._pings[token] = future
         await future
 
     async def close(self) -> None:

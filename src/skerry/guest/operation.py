@@ -36,7 +36,7 @@ class Outlet:
 
     def __init__(self, offset: int) -> None:
         self.received = offset
-        self.granted = 0
+        self.granted = offset
         self.limit = offset + WINDOW
         self.ended = False
 

@@ -126,16 +126,16 @@ class Ping(Message, frozen=True):
     """Asks for a PONG with the same token."""
 
     CODE = GuestFrame.PING
-    PARTS = (number("token", Tag.TOKEN),)
-    token: int
+    PARTS = (raw("token", Tag.TOKEN),)
+    token: bytes
 
 
 class Pong(Message, frozen=True):
     """Answers PING."""
 
     CODE = GuestFrame.PONG
-    PARTS = (number("token", Tag.TOKEN),)
-    token: int
+    PARTS = (raw("token", Tag.TOKEN),)
+    token: bytes
 
 
 class Start(Message, frozen=True, kw_only=True):
@@ -336,8 +336,8 @@ class Error(Message, frozen=True):
 
     CODE = GuestFrame.ERROR
     PARTS = (
-        number("errno", Tag.ERRNO, 0, ERRNO_MAX),
         text("step", Tag.ERROR_STEP, STEP_BYTES_MAX, optional=True),
+        number("errno", Tag.ERRNO, 0, ERRNO_MAX),
     )
     errno: int
     step: str = ""
