@@ -46,7 +46,7 @@ int group_make(struct group *g)
 		*g = spare[--spare_count];
 		return 0;
 	}
-	g->serial = ++last;
+	*g = (struct group){.fd = -1, .serial = ++last};
 	group_name(name, g->serial);
 	if (mkdirat(FD_GROUP, name, 0755))
 		return -errno;
@@ -66,8 +66,9 @@ static bool file_write(int dir, const char *name, const char *text)
 	return ok;
 }
 
-void group_kill(const struct group *g)
+void group_kill(struct group *g)
 {
+	g->killed = true;
 	/* Kernels before 5.14 have no cgroup.kill: op.c asks again until the group is empty. */
 	if (!file_write(g->fd, "cgroup.kill", "1"))
 		group_signal(g, SIGKILL);
@@ -196,7 +197,9 @@ void group_release(struct group *g)
 {
 	if (g->fd < 0)
 		return;
-	if (spare_count < SPARE_MAX && !group_populated(g)) {
+	/* The kernel kills whoever is cloned into a group that was killed more often than the cloner's
+	 * own: such a group is not used again. */
+	if (!g->killed && spare_count < SPARE_MAX && !group_populated(g)) {
 		spare[spare_count++] = *g;
 	} else {
 		close(g->fd);

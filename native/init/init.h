@@ -120,11 +120,12 @@ void discard_keep(int fd);
 struct group {
 	int fd; /* its directory; -1: none */
 	uint32_t serial;
+	bool killed;
 };
 
 /* An empty group below FD_GROUP; 0 or a negative errno value. */
 int group_make(struct group *g);
-void group_kill(const struct group *g);
+void group_kill(struct group *g);
 bool group_populated(const struct group *g);
 /* To every process of the group, each once; children forked meanwhile included. */
 void group_signal(const struct group *g, int signo);
@@ -178,6 +179,8 @@ struct op *op_new(uint32_t handle, const uint8_t *id);
 /* The leader has ended, or never was. */
 void op_end(struct op *op);
 uint64_t oom_count(void);
+/* start.c: a child was killed from outside before it reached exec. */
+void start_was_killed(void);
 /* start.c: 0, or an errno value with *step: the frame is refused. */
 int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step);
 void op_cancel(struct op *op);

@@ -221,6 +221,7 @@ void op_child_ended(pid_t pid, int status, uint64_t cpu_us)
 	if (op->state == OP_STARTING && !op->fail_step && !op->timed_out && !op->cancelled) {
 		op->fail_step = "deadline"; /* killed by somebody inside before it reached exec */
 		op->fail_errno = ECHILD;
+		start_was_killed();
 	}
 	op_end(op);
 }

@@ -237,6 +237,16 @@ static int streams_make(struct op *op, struct launch *l, bool in)
 	return 0;
 }
 
+/* If the agent's own group was ever killed (a slot that is used again), the kernel kills everything
+ * that is cloned into a fresh one. Then, and also if somebody inside did it, the slower way is taken
+ * from now on. */
+static bool clone_avoided;
+
+void start_was_killed(void)
+{
+	clone_avoided = true;
+}
+
 /* Not vfork: a child that is stopped from inside would stop PID 1 with it. */
 static pid_t fork_into(struct op *op, struct launch *l)
 {
@@ -244,7 +254,7 @@ static pid_t fork_into(struct op *op, struct launch *l)
 	long pid = -1;
 
 	l->group = -1;
-	if (op->group.fd >= 0) {
+	if (op->group.fd >= 0 && !clone_avoided) {
 		args.cgroup = (uint64_t)op->group.fd;
 		pid = syscall(SYS_clone3, &args, sizeof(args));
 		if (pid < 0 && errno == EAGAIN)

@@ -300,6 +300,11 @@ void tree_put(char **argv)
 		file_fail(EIO, "truncated"); /* a stream that broke between two members */
 	while (in_some(file_buffer, FILE_BUFFER))
 		; /* padding of tapes; whoever sends it need not meet a broken pipe */
-	for (; later; later = later->next)
-		later_apply(later->path, later->mode, later->mtime);
+	while (later) {
+		struct later *l = later;
+
+		later = l->next;
+		later_apply(l->path, l->mode, l->mtime);
+		free(l);
+	}
 }

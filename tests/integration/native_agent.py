@@ -132,7 +132,9 @@ def _become_init(descriptors: list[int | None]) -> None:
     _mount("none", "/", None, _REC | _PRIVATE)
     _mount("proc", "/proc", "proc", 0)
     _mount("tmpfs", "/tmp", "tmpfs", 0, f"mode=1777,uid={UID_BASE},gid={UID_BASE},size=512m")
-    _mount("devpts", "/dev/pts", "devpts", 0, f"newinstance,ptmxmode=0666,mode=0620,gid={UID_BASE + 5}")
+    _mount(
+        "devpts", "/dev/pts", "devpts", 0, f"newinstance,ptmxmode=0666,mode=0620,gid={UID_BASE + 5}"
+    )
     _mount("/dev/pts/ptmx", "/dev/ptmx", None, _BIND)
     Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
     _loopback_up()
@@ -169,6 +171,7 @@ class Sandbox:
         self.listener.listen(16)
         self.listener.setblocking(False)
         self._config = config
+        self._clients: list[Client] = []
         self.pid = self._start(binary)
 
     def _make_groups(self) -> tuple[int | None, list[int]]:
@@ -190,13 +193,18 @@ class Sandbox:
 
     def _start(self, binary: Path) -> int:
         work, tasks = self._make_groups()
-        config = {CFG_PEER_UID: os.getuid(), CFG_TASKS: 1 if tasks else 0, CFG_OOM: 1 if tasks else 0,
-                  CFG_NOFILE: 4096}
+        config = {
+            CFG_PEER_UID: os.getuid(),
+            CFG_TASKS: 1 if tasks else 0,
+            CFG_OOM: 1 if tasks else 0,
+            CFG_NOFILE: 4096,
+        }
         for name, value in self._config.items():
             config[{"max_ops": CFG_MAX_OPS, "deadline_ms": CFG_DEADLINE}[name]] = value
         reader, writer = os.pipe()
-        os.write(writer, b"".join(pack(t, v) for t, v in config.items())
-                 + pack(CFG_ENV, "LANG=C.UTF-8"))
+        os.write(
+            writer, b"".join(pack(t, v) for t, v in config.items()) + pack(CFG_ENV, "LANG=C.UTF-8")
+        )
         os.close(writer)
         given = [self.listener.fileno(), _image(binary), _user_namespace(), work, reader, *tasks]
         middle = os.fork()
@@ -222,11 +230,15 @@ class Sandbox:
         """The agent's process id as the host sees it."""
         return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[0])
 
-    def connect(self) -> Client:
-        return Client(self.path)
+    def connect(self, *, auto_credit: bool = True) -> Client:
+        """A new conversation; closed with the sandbox at the latest."""
+        self._clients.append(Client(self.path, auto_credit=auto_credit))
+        return self._clients[-1]
 
     def stop(self) -> None:
         """Kills the sandbox and removes its groups; fails if the agent had died before."""
+        for client in self._clients:
+            client.close()
         pid = None
         with contextlib.suppress(IndexError, FileNotFoundError):
             pid = self.init_pid()
@@ -235,7 +247,12 @@ class Sandbox:
         _, status = os.waitpid(self.pid, 0)
         self.listener.close()
         if self.groups:
-            for directory in [*(self.top / "w").glob("c[0-9]*"), self.top / "w", self.top / "agent", self.top]:
+            for directory in [
+                *(self.top / "w").glob("c[0-9]*"),
+                self.top / "w",
+                self.top / "agent",
+                self.top,
+            ]:
                 _rmdir(directory)
         if self.memory:
             _rmdir(self.memory)
@@ -333,8 +350,13 @@ class Client:
         payload = pack(OP_ID, op.op_id) + pack(KIND, int(options.get("kind", 0)))
         payload += b"".join(pack(ARG, a) for a in args)
         payload += b"".join(pack(ENV, e) for e in options.get("env", ()))
-        for name, tag in (("cwd", CWD), ("user", USER), ("timeout_ms", TIMEOUT_MS),
-                          ("rows", ROWS), ("cols", COLS)):
+        for name, tag in (
+            ("cwd", CWD),
+            ("user", USER),
+            ("timeout_ms", TIMEOUT_MS),
+            ("rows", ROWS),
+            ("cols", COLS),
+        ):
             if options.get(name) is not None:
                 payload += pack(tag, options[name])
         payload += pack(STDIN, int(options.get("stdin", 0)))
@@ -373,8 +395,11 @@ class Client:
 
     def attach(self, op: Operation) -> None:
         self.ops[op.handle] = op
-        self.send(ATTACH, op.handle << 2,
-                  pack(STDOUT_TOTAL, len(op.out[2])) + pack(STDERR_TOTAL, len(op.out[3])))
+        self.send(
+            ATTACH,
+            op.handle << 2,
+            pack(STDOUT_TOTAL, len(op.out[2])) + pack(STDERR_TOTAL, len(op.out[3])),
+        )
 
     def wait(self, op: Operation, timeout: float = 20) -> Operation:
         """Steps until DONE or ERROR has come; acknowledges DONE."""
@@ -404,11 +429,15 @@ class Client:
         if end:
             self.send(EOF, op.handle << 2 | 1, pack(TOTAL, len(data)))
 
-    def run(self, *args: str | bytes, stdin_data: bytes | None = None, **options: object) -> Operation:
+    def run(
+        self, *args: str | bytes, stdin_data: bytes | None = None, **options: object
+    ) -> Operation:
         op = self.start(*args, stdin=stdin_data is not None, **options)
         if stdin_data is not None:
             self.feed(op, stdin_data)
         return self.wait(op)
 
-    def file(self, *words: str | bytes, stdin_data: bytes | None = None, **options: object) -> Operation:
+    def file(
+        self, *words: str | bytes, stdin_data: bytes | None = None, **options: object
+    ) -> Operation:
         return self.run(*words, stdin_data=stdin_data, kind=1, **options)
