@@ -13,6 +13,7 @@ import asyncio
 import errno
 import posixpath
 import shlex
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -175,7 +176,9 @@ async def _id(call: Call, words: list[str]) -> Ended:
 
 
 async def _kill(_call: Call, words: list[str]) -> Ended:
-    return Ended(signal=int(words[0]))
+    """`kill N` and `kill -NAME $$`: both end the program itself."""
+    name = words[0].lstrip("-")
+    return Ended(signal=int(name) if name.isdigit() else signal.Signals[f"SIG{name}"].value)
 
 
 async def _oom(_call: Call, _words: list[str]) -> Ended:

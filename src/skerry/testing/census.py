@@ -1,0 +1,286 @@
+"""The leak census (decision 34): the global state of a host before and after, never only our names.
+
+`take` reads processes, mount tables of all mount namespaces, cgroup directories of every hierarchy,
+network namespaces, loop devices, unix sockets, descriptors of given processes, memfds, and given
+directories; `compare` says what is there afterwards that was not before, one explainable line each.
+
+Other programs come and go meanwhile. A process counts if it descends from this one or is a native
+program. Another Skerry on the same machine is told from ours by its launcher's arguments: if they
+name none of the `places` given, that launcher, what descends from it and what lies below its
+directories and groups is foreign. Without `places` every launcher counts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+SETTLE_S = 5.0
+_POLL_S = 0.05
+_OURS = ("skerry-init", "skerry-spawn")
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process; `start` tells it from a later one of the same number."""
+
+    pid: int
+    start: int
+    parent: int
+    command: str
+
+
+class Census(msgspec.Struct, frozen=True):
+    """What was there."""
+
+    processes: dict[tuple[int, int], Process]
+    ours: frozenset[tuple[int, int]]  # descendants of this process and every native program
+    mounts: frozenset[str]
+    cgroups: frozenset[str]
+    netns: frozenset[str]
+    loops: frozenset[str]
+    sockets: frozenset[str]
+    memfds: frozenset[str]
+    descriptors: dict[int, dict[str, int]]
+    files: frozenset[str]
+    foreign: frozenset[str] = frozenset()  # prefixes of another Skerry's names
+
+
+def take(*, pids_of_interest: tuple[int, ...] = (), places: tuple[str, ...] = ()) -> Census:
+    """Reads the state of this host; `places` are directories whose files are listed."""
+    processes = _processes()
+    strangers, prefixes = _foreign(processes, places)
+    netns, memfds, mounts = set(), set(), set()
+    seen: set[str] = set()
+    for process in processes.values():
+        if process.pid in strangers:
+            continue
+        namespace = _link(f"/proc/{process.pid}/ns/mnt")
+        if namespace and namespace not in seen:
+            seen.add(namespace)
+            mounts |= _mounts(process.pid)
+        netns.add(_link(f"/proc/{process.pid}/ns/net"))
+        memfds |= _memfds(process.pid)
+    ours = {key for key in _ours(processes) if key[0] not in strangers}
+    return Census(
+        processes=processes,
+        ours=frozenset(ours),
+        mounts=frozenset(mounts),
+        cgroups=frozenset(_cgroups()),
+        netns=frozenset((netns | _pinned(mounts)) - {""}),
+        loops=frozenset(_loops()),
+        sockets=frozenset(_sockets()),
+        memfds=frozenset(memfds),
+        descriptors={pid: descriptors(pid) for pid in pids_of_interest},
+        files=frozenset(name for place in places for name in _files(place)),
+        foreign=frozenset(prefixes),
+    )
+
+
+def compare(before: Census, after: Census) -> list[str]:
+    """Returns a line for everything that `after` has and `before` has not."""
+    out = []
+    for key in sorted(after.ours - set(before.processes)):
+        process = after.processes[key]
+        out.append(f"process {process.pid} (child of {process.parent}) runs: {process.command}")
+    names = {
+        "mount": (before.mounts, after.mounts),
+        "cgroup directory": (before.cgroups, after.cgroups),
+        "network namespace": (before.netns, after.netns),
+        "loop device": (before.loops, after.loops),
+        "unix socket": (before.sockets, after.sockets),
+        "memory file": (before.memfds, after.memfds),
+        "file": (before.files, after.files),
+    }
+    foreign = before.foreign | after.foreign
+    for name, (old, new) in names.items():
+        mine = (item for item in sorted(new - old) if not any(f in item for f in foreign))
+        out += [f"{name} was not there before: {item}" for item in mine]
+    for pid, counts in after.descriptors.items():
+        for kind, count in sorted(counts.items()):
+            had = before.descriptors.get(pid, {}).get(kind, 0)
+            if count > had:
+                out.append(f"process {pid} has {count} open descriptors of {kind}, had {had}")
+    return out
+
+
+class Watch:
+    """A census before, and the comparison after. What ends by itself gets `SETTLE_S` to do so."""
+
+    def __init__(self) -> None:
+        self._pids: tuple[int, ...] = ()
+        self._places: tuple[str, ...] = ()
+        self._before = take()
+
+    def watch(self, *, pids: tuple[int, ...] = (), places: tuple[str, ...] = ()) -> None:
+        """Begins anew, with descriptors of these processes and files below these places."""
+        self._pids, self._places = pids, places
+        self._before = take(pids_of_interest=pids, places=places)
+
+    def left(self, settle_s: float = SETTLE_S) -> list[str]:
+        """Returns what was left behind."""
+        until = time.monotonic() + settle_s
+        foreign: frozenset[str] = frozenset()
+        while True:
+            after = take(pids_of_interest=self._pids, places=self._places)
+            foreign |= (
+                after.foreign
+            )  # one that has just ended may have left its traces for a moment
+            lines = compare(self._before, msgspec.structs.replace(after, foreign=foreign))
+            if not lines or time.monotonic() > until:
+                return lines
+            time.sleep(_POLL_S)
+
+
+def descriptors(pid: int) -> dict[str, int]:
+    """Counts the open descriptors of a process by kind: sockets, pipes, memfds, files by name."""
+    counts: Counter[str] = Counter()
+    for name in _names(f"/proc/{pid}/fd"):
+        target = _link(f"/proc/{pid}/fd/{name}")
+        counts[re.sub(r":?\[?[0-9]+\]?$", "", target) or "closed"] += 1
+    return dict(counts)
+
+
+def _processes() -> dict[tuple[int, int], Process]:
+    found = {}
+    for name in _names("/proc"):
+        if not name.isdigit():
+            continue
+        text = _text(f"/proc/{name}/stat")
+        comm, _, rest = text.partition("(")[2].rpartition(")")
+        fields = rest.split()
+        if len(fields) < 20 or int(fields[6]) & 0x0020_0000:  # PF_KTHREAD
+            continue
+        command = _text(f"/proc/{name}/cmdline").replace("\0", " ").strip()
+        label = command[:200] or f"[{comm}]" + (" (zombie)" if fields[0] == "Z" else "")
+        process = Process(int(name), int(fields[19]), int(fields[1]), label)
+        found[process.pid, process.start] = process
+    return found
+
+
+def _ours(processes: dict[tuple[int, int], Process]) -> set[tuple[int, int]]:
+    """Descendants of this process, native programs wherever they are, and their descendants."""
+    native = {p.pid for p in processes.values() if any(name in p.command for name in _OURS)}
+    below = _descendants(processes, {os.getpid()}) - {os.getpid()}
+    found = below | _descendants(processes, native)
+    return {key for key in processes if key[0] in found}
+
+
+def _foreign(
+    processes: dict[tuple[int, int], Process], places: tuple[str, ...]
+) -> tuple[set[int], set[str]]:
+    """Processes of another Skerry, and prefixes of what is its."""
+    if not places:
+        return set(), set()
+    tree = _descendants(processes, {os.getpid()})
+    heads, prefixes = set(), set()
+    for process in processes.values():
+        if not any(name in process.command for name in _OURS) or process.pid in tree:
+            continue
+        words = process.command.split()
+        told = {words[at + 1] for at in range(len(words) - 1) if words[at].startswith("--")}
+        parent_lives = any(p.pid == process.parent != 1 for p in processes.values())
+        if any(place in told for place in places) or not (told or parent_lives):
+            continue
+        heads.add(process.pid)
+        prefixes |= {word for word in told if word.count("/") > 1 and "skerry-init" not in word}
+    strangers = _descendants(processes, heads)
+    for pid in strangers:
+        for line in _text(f"/proc/{pid}/cgroup").splitlines():
+            name = line.rpartition(":")[2].split("/")[1]
+            prefixes |= {f"/{name}"} if name.startswith("skerry-") else set()
+    return strangers, prefixes
+
+
+def _descendants(processes: dict[tuple[int, int], Process], heads: set[int]) -> set[int]:
+    """The heads and everything below them."""
+    found = set(heads)
+    while True:
+        more = {p.pid for p in processes.values() if p.parent in found} - found
+        if not more:
+            return found
+        found |= more
+
+
+def _mounts(pid: int) -> set[str]:
+    """Mounts of one namespace, without the numbers that differ from namespace to namespace."""
+    found = set()
+    for line in _text(f"/proc/{pid}/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        words, rest = before.split(), after.split()
+        if len(words) >= 5 and len(rest) >= 2:
+            found.add(
+                f"{rest[0]} on {words[4]} from {rest[1]} (root {words[3]}, device {words[2]})"
+            )
+    return found
+
+
+def _pinned(mounts: set[str]) -> set[str]:
+    """Network namespaces that only a bind mount keeps."""
+    return {match[0] for line in mounts if (match := re.search(r"net:\[[0-9]+\]", line))}
+
+
+def _cgroups() -> set[str]:
+    found = set()
+    for line in _text("/proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        if after.split()[:1] in (["cgroup"], ["cgroup2"]):
+            found |= {path for path, _, _ in os.walk(before.split()[4])}
+    # Groups of one command of the workplace come and go with that command.
+    return {path for path in found if not re.search(r"/process_api/[0-9a-f]{32}$", path)}
+
+
+def _loops() -> set[str]:
+    found = set()
+    for name in _names("/sys/block"):
+        backing = _text(f"/sys/block/{name}/loop/backing_file").strip()
+        if backing:
+            found.add(f"/dev/{name} of {backing}")
+    return found
+
+
+def _sockets() -> set[str]:
+    """Bound unix sockets with a path."""
+    lines = _text("/proc/net/unix").splitlines()[1:]
+    return {parts[7] for line in lines if len(parts := line.split(None, 7)) == 8}
+
+
+def _memfds(pid: int) -> set[str]:
+    found = set()
+    for name in _names(f"/proc/{pid}/fd"):
+        target = _link(f"/proc/{pid}/fd/{name}")
+        if target.startswith("/memfd:"):
+            found.add(f"{target} of process {pid}")
+    return found
+
+
+def _files(place: str) -> set[str]:
+    found = set()
+    for path, directories, files in os.walk(place):
+        found |= {f"{path}/{name}" for name in (*directories, *files)}
+    return found
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

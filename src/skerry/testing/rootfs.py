@@ -1,0 +1,73 @@
+"""A root file system to test containers with, made once from the cached tar of the base image."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from skerry.backends.api import Health
+from skerry.errors import Unavailable
+from skerry.spec.layers import LayerFile, RootfsPlan
+
+CACHE = "/var/cache/skerry"
+_MKFS_TIMEOUT_S = 300.0
+_PART = 1 << 20
+
+
+def directory() -> Path:
+    """Returns the directory that holds the test layers."""
+    return Path(CACHE) / "test-rootfs"
+
+
+def _mkfs() -> str:
+    built = sorted(Path(CACHE).glob("erofs-utils-*/bin/mkfs.erofs"))
+    found = str(built[-1]) if built else shutil.which("mkfs.erofs")
+    if not found:
+        raise Unavailable("mkfs.erofs is missing: run make setup")
+    return found
+
+
+def _tar() -> Path:
+    tars = sorted(Path(CACHE).glob("base/bookworm-*.tar"), key=lambda path: path.stat().st_mtime)
+    if not tars:
+        raise Unavailable(f"no base image lies in {CACHE}/base: run make setup")
+    return tars[-1]
+
+
+def plan() -> RootfsPlan:
+    """Returns a plan of one Debian layer, made on first use; Unavailable says what is missing."""
+    tar = _tar()
+    image = directory() / f"{tar.stem}.erofs"
+    if not image.exists():
+        directory().mkdir(parents=True, exist_ok=True)
+        fresh = image.with_suffix(f".{os.getpid()}.new")
+        argv = [_mkfs(), "--tar=f", "--quiet", str(fresh), str(tar)]
+        done = subprocess.run(argv, capture_output=True, check=False, timeout=_MKFS_TIMEOUT_S)
+        if done.returncode:
+            fresh.unlink(missing_ok=True)
+            raise Unavailable(f"mkfs.erofs: {done.stderr.decode(errors='replace')[-400:]}")
+        fresh.rename(image)
+    digest = hashlib.sha256(f"{image.name} {image.stat().st_size}".encode()).hexdigest()
+    return RootfsPlan((LayerFile(digest[:32], f"sha256:{digest}", str(image)),))
+
+
+def container_reason() -> str:
+    """Returns why containers cannot be tested here; "" if they can."""
+    from skerry.backends.registry import load
+
+    async def ask() -> Health:
+        return await load("container", state_dir="/var/tmp", run_dir="/run", node="probe").probe()  # noqa: S108
+
+    health = asyncio.run(ask())
+    if not health.usable:
+        return health.reason
+    try:
+        _tar()
+        _mkfs()
+    except Unavailable as error:
+        return error.message
+    return ""
