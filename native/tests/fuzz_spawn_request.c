@@ -10,7 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static uint8_t payload[FRAME_PAYLOAD_MAX];
 
 /* What a START must have: chance would not find it. */
-static void mandatory(struct builder *b)
+static void start_fields(struct builder *b)
 {
 	build_text(b, T_INSTANCE, "a");
 	build_u64(b, T_SLOT, 1);
@@ -33,7 +33,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	build_init(&b, payload, sizeof(payload));
 	if (size && data[0] == L_START)
-		mandatory(&b);
+		start_fields(&b);
 	/* The type comes first, so that most inputs get past the header. */
 	if (size < 1 || size - 1 > FRAME_PAYLOAD_MAX - b.used)
 		return 0;

@@ -1,0 +1,343 @@
+"""The real launcher, driven over its socket; a small program stands in for the guest agent.
+
+What is promised: an instance is what its plan says, a failed start is undone, a launcher that was
+killed finds its instances again, and after everything nothing is left on the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from skerry.wire import plan
+
+sys.path.insert(0, str(Path(__file__).parent))
+from native_launcher import BUILD, OWNER, UID_BASE, Launcher, build_programs, missing
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in and the layer image; skips where the machine cannot."""
+    if reason := missing():
+        pytest.skip(reason)
+    at = tmp_path_factory.mktemp("programs")
+    build_programs(at)
+    return at
+
+
+@pytest.fixture
+def make(programs: Path) -> Iterator[Callable[..., Launcher]]:
+    """Makes launchers; a short directory, for socket paths are short."""
+    with contextlib.ExitStack() as stack:
+
+        def build(**options: object) -> Launcher:
+            base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sk")))
+            launcher = Launcher(programs, base, **options)  # type: ignore[arg-type]
+            stack.callback(launcher.clear)
+            return launcher
+
+        yield build
+
+
+@pytest.fixture
+def launcher(make: Callable[..., Launcher]) -> Launcher:
+    found = make()
+    found.begin()
+    found.prepare(0, 1)
+    return found
+
+
+def settle(done: Callable[[], bool]) -> None:
+    """Waits until it is so; at most 10 s."""
+    until = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_fifty_instances_started_and_stopped_leave_nothing(launcher: Launcher) -> None:
+    for slot in range(2, 10):
+        launcher.slot(slot)
+    launcher.start("warm", 0)
+    launcher.stop("warm")
+    before = launcher.descriptors()
+    for round_ in range(5):
+        names = {f"i{round_}-{slot}": slot for slot in range(10)}
+        replies = launcher.ask(*(launcher.plan(name, slot) for name, slot in names.items()))
+        assert [reply.failure for reply in replies] == [None] * 10
+        assert launcher.uppers() == set(names)
+        replies = launcher.ask(*(plan.Stop(instance=name) for name in names))
+        assert all(reply.stop().slot_clean for reply in replies)
+    assert launcher.uppers() == set()
+    assert launcher.descriptors() == before
+    assert launcher.ok(plan.Status()).status().instance == ()
+    for slot in range(10):
+        launcher.drop(slot)
+    launcher.end()
+
+
+def test_inside_is_what_the_plan_says(launcher: Launcher) -> None:
+    pid = launcher.start("a", 0, config=b"\x42\0\0\0\0")
+    files = 1 if launcher.pids else 0
+    # 7 was the configuration; by now it is the connection that asks.
+    assert launcher.say("a", "fds").split() == [b"%d" % n for n in range(8 + files)]
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert status.split("Uid:")[1].split()[:4] == [str(OWNER)] * 4
+    for line in ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb"):
+        assert int(status.split(f"{line}:")[1].split()[0], 16) == 0
+    assert "NoNewPrivs:\t0" in status
+    assert "Seccomp:\t2" in status
+    assert launcher.say("a", "refused") == b"3"
+    assert launcher.say("a", "cat /proc/sys/kernel/hostname") == b"host-0\n"
+    assert launcher.say("a", "cat /etc/os-release") == b"NAME=small\n"
+    assert launcher.say("a", "cat /proc/1/cmdline") == b"skerry-init\0"
+    config = launcher.say("a", "config")
+    assert config.startswith(b"\x42\0\0\0\0")
+    assert config[5:14] == b"\x40\x08\0\0\0" + bytes([files, 0, 0, 0])
+    # Not dumpable: what hangs on that belongs to root.
+    assert os.stat(f"/proc/{pid}/environ").st_uid == 0
+
+
+def test_no_name_of_the_host_shows_inside(launcher: Launcher) -> None:
+    tasks = launcher.plan("x", 2).tasks
+    launcher.slot(2, rooted=True)
+    launcher.start("a", 2)
+    if tasks:
+        assert launcher.say("a", "tasks") == b"1"
+    seen = [
+        launcher.say("a", f"cat /proc/self/{name}") for name in ("mountinfo", "cgroup", "environ")
+    ]
+    for text in seen:
+        for word in (launcher.base.name, "skerry-test", "pool", "layers", "small"):
+            assert word.encode() not in text
+    assert b"0::/agent\n" in seen[1]
+    if tasks:
+        assert b":pids:/\n" in seen[1]
+
+
+def test_stopped_twice_or_unknown_answers_ok(launcher: Launcher) -> None:
+    launcher.start("a", 0)
+    assert launcher.stop("a").wait_status == signal.SIGKILL
+    again = launcher.stop("a")
+    assert (again.wait_status, again.slot_clean) == (0, False)
+    launcher.start("ghost", 0)
+    launcher.stop("ghost", keep_upper=True)
+    (launcher.run / "i" / "ghost").touch()
+    assert launcher.uppers() == {"ghost"}
+    assert launcher.stop("ghost").wait_status == 0
+    assert not (launcher.run / "i" / "ghost").exists()
+    assert launcher.uppers() == set()
+
+
+def test_read_files_come_back_after_the_end(launcher: Launcher) -> None:
+    launcher.start("a", 0)
+    procs = launcher.group(0) / "agent" / "cgroup.procs"
+    reply = launcher.stop("a", read=(str(procs), str(launcher.group(0) / "none")))
+    assert reply.read == (b"", b"")
+    assert launcher.stop("b", read=(str(launcher.group(0) / "cgroup.type"),)).read == (b"domain\n",)
+
+
+def test_first_process_that_ends_is_reported(launcher: Launcher) -> None:
+    launcher.start("a", 0)
+    with contextlib.suppress(OSError):
+        launcher.say("a", "exit 3")
+    settle(lambda: bool(launcher.ask(plan.Status())) and bool(launcher.exited))
+    assert launcher.exited == [plan.Exited(instance="a", wait_status=3 << 8)]
+    assert launcher.stop("a").wait_status == 3 << 8
+
+
+def test_waiting_connection_gets_the_slot_a_new_network(launcher: Launcher) -> None:
+    def network(pid: int) -> str:
+        return os.readlink(f"/proc/{pid}/ns/net")
+
+    first = network(launcher.start("a", 0))
+    assert launcher.stop("a").slot_clean
+    second = network(launcher.start("b", 0))
+    assert second == first
+    assert launcher.say("b", "waiting") == b"0"
+    assert launcher.stop("b").slot_clean
+    assert network(launcher.start("c", 0)) != first
+
+
+def test_killed_launcher_comes_back_to_its_instances(launcher: Launcher) -> None:
+    pid = launcher.start("a", 0)
+    launcher.start("lost", 1)
+    launcher.stop("lost", keep_upper=True)
+    launcher.process.kill()
+    launcher.process.wait()
+    launcher.begin()
+    status = launcher.ok(plan.Status()).status()
+    assert (status.layer, status.upper, status.instance) == (("small",), "btrfs", ())
+    assert launcher.uppers() == {"a", "lost"}
+    same = launcher.plan("a", 0)
+    adopt = plan.Adopt(
+        instance="a", slot=0, pid=pid, agent_group=same.agent_group,
+        work_group=same.work_group, socket=same.socket,
+    )  # fmt: skip
+    wrong = launcher.plan("a", 1).agent_group
+    assert (
+        launcher.failure(plan.Adopt(**{**vars_of(adopt), "agent_group": wrong})).errno
+        == errno.ESRCH
+    )
+    launcher.ok(adopt)
+    assert launcher.say("a", "cat /etc/os-release") == b"NAME=small\n"
+    assert launcher.failure(plan.LayerUnmount("small")).errno == errno.EBUSY
+    reply = launcher.stop("a")
+    assert not reply.slot_clean
+    settle(lambda: not Path(f"/proc/{pid}").exists())
+    launcher.ok(plan.UpperDrop("lost"))
+    assert launcher.uppers() == set()
+    launcher.slot(0)
+    launcher.start("b", 0)
+    launcher.stop("b")
+    for slot in (0, 1):
+        launcher.drop(slot)
+    launcher.end()
+
+
+def vars_of(body: plan.Adopt) -> dict[str, object]:
+    return {name: getattr(body, name) for name in body.__struct_fields__}
+
+
+def test_frozen_instance_thaws_and_can_be_stopped(launcher: Launcher) -> None:
+    launcher.start("a", 0)
+    launcher.ok(plan.Freeze("a"))
+    assert "frozen 1" in (launcher.group(0) / "w" / "cgroup.events").read_text()
+    assert launcher.say("a", "cat /etc/os-release") == b"NAME=small\n"
+    launcher.ok(plan.Thaw("a"))
+    launcher.ok(plan.Freeze("a"))
+    assert launcher.stop("a").slot_clean
+    assert launcher.failure(plan.Freeze("a")).errno == errno.ENOENT
+
+
+def test_disk_limit_holds_and_is_lifted_for_the_next(launcher: Launcher) -> None:
+    launcher.start("a", 0, disk_bytes=4 << 20)
+    assert int(launcher.say("a", "fill 8")) == errno.EDQUOT
+    launcher.stop("a")
+    launcher.start("b", 0)
+    assert launcher.say("b", "fill 8") == b"0"
+    launcher.stop("b")
+
+
+def test_snapshot_carries_files_to_the_next_instance(launcher: Launcher) -> None:
+    launcher.slot(5, uid_base=UID_BASE)
+    launcher.start("a", 0)
+    assert launcher.say("a", "deep 3") == b"0"
+    launcher.ok(plan.UpperSnapshot(instance="a", text="kept"))
+    launcher.start("b", 5, upper_from="a", disk_bytes=16 << 20)
+    launcher.start("c", 1)
+    assert launcher.inside("upper/b/u/tmp/d/d/d").is_dir()
+    launcher.stop("b")
+    other = launcher.failure(launcher.plan("d", 5, upper_from="c"))
+    assert (other.error_step, other.errno) == ("snapshot", errno.EXDEV)
+    assert launcher.uppers() == {"a", "c", "kept"}
+    launcher.ok(plan.UpperDrop("kept"))
+
+
+def test_plain_directories_serve_without_limits_and_deep_trees_go(
+    make: Callable[..., Launcher],
+) -> None:
+    launcher = make(upper="dir")
+    launcher.begin()
+    launcher.prepare(0)
+    refused = launcher.failure(launcher.plan("a", 0, disk_bytes=1 << 20))
+    assert refused.errno == errno.EOPNOTSUPP
+    launcher.start("a", 0)
+    assert launcher.say("a", "deep 5000") == b"0"
+    launcher.stop("a")
+    trash = launcher.state / "pool" / ".trash"
+    settle(lambda: not any(trash.iterdir()))
+    launcher.drop(0)
+    launcher.end()
+
+
+@pytest.mark.parametrize(
+    "field", ["agent_group", "work_group", "tasks", "socket", "oom_file", "step"]
+)
+def test_path_outside_of_the_roots_is_refused(launcher: Launcher, field: str) -> None:
+    values: dict[str, object] = {
+        "tasks": ("/etc/passwd",), "step": ("write /etc/passwd x",), "socket": "/tmp/x",
+        "agent_group": str(launcher.unified / "agent"),
+    }  # fmt: skip
+    failure = launcher.failure(launcher.plan("a", 0, **{field: values.get(field, "/etc/passwd")}))
+    assert failure.errno == errno.EACCES
+    assert launcher.uppers() == set()
+
+
+STEPS = (  # noqa: SIM905
+    "mkdir socket upper limit clone session join hostname tasks work lower overlay shared leave root "
+    "dev run proc devpts mqueue chroot hide readonly limits config descriptors seccomp identity exec"
+).split()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_start_that_fails_is_undone(make: Callable[..., Launcher], step: str) -> None:
+    launcher = make(san=True)
+    if step == "tasks" and not launcher.pids:
+        pytest.skip("no v1 pids hierarchy")
+    launcher.begin("--fail-at", step)
+    launcher.prepare(0)
+    before = launcher.descriptors()
+    extra = launcher.group(0) / "more"
+    request = launcher.plan("a", 0, disk_bytes=1 << 20, step=(plan.mkdir_step(str(extra), 0o755),))
+    failure = launcher.failure(request)
+    assert (failure.error_step, failure.errno) == (step, errno.EIO)
+    assert launcher.uppers() == set()
+    assert not extra.exists()
+    assert list((launcher.run / "i").iterdir()) == []
+    assert launcher.descriptors() == before
+    launcher.drop(0)
+    launcher.end()
+
+
+def test_start_that_hangs_ends_at_its_deadline_while_others_go_on(
+    make: Callable[..., Launcher],
+) -> None:
+    launcher = make(san=True)
+    launcher.begin("--fail-at", "hang:hostname")
+    launcher.prepare(0)
+    number = next(launcher.ids)
+    launcher.socket.send(launcher.plan("a", 0).encode(number))
+    assert launcher.ok(plan.Status()).status().instance == ("a",)
+    reply = plan.decode(launcher.socket.recv(1 << 16))
+    assert isinstance(reply, plan.Reply)
+    assert reply.failure is not None
+    assert (reply.failure.error_step, reply.failure.errno) == ("deadline", errno.ETIMEDOUT)
+    launcher.drop(0)
+    launcher.end()
+
+
+def test_plan_is_printed_without_privilege(tmp_path: Path) -> None:
+    spawn = BUILD / "release" / "skerry-spawn"
+    if not spawn.exists():
+        pytest.skip("the launcher is not built")
+    start = plan.StartPlan(
+        instance="a", slot=1, layer=("low", "high"), hostname="box", shm_bytes=65536, config=b"",
+        step=("mkdir /cg/s 755 7",), agent_group="/cg/s/agent", socket="/run/i/a",
+    )  # fmt: skip
+    slot = plan.SlotMake(slot=1, uid_base=200000, owner_uid=77)
+    command = ["setpriv", "--reuid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    found = subprocess.run(
+        [*command, spawn, "--dry-run"],
+        input=slot.encode(1) + start.encode(2), capture_output=True, check=True,
+    )  # fmt: skip
+    words = [line.split()[1:3] for line in found.stdout.decode().splitlines()[1:]]
+    assert words[0] == ["launcher", "mkdir"]
+    assert [who for who, _ in words] == sorted((who for who, _ in words), reverse=True)
+    assert words[-3:] == [["child", "seccomp"], ["child", "identity"], ["child", "exec"]]
+    text = found.stdout.decode()
+    assert text.index("/layers/high") < text.index("/layers/low")
+    assert "uid and gid 77" in text
+    assert "owned by 200000" in text
