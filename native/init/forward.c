@@ -137,7 +137,7 @@ static void listener_accept(struct listener *l, struct source *src)
 	if (fd < 0)
 		return;
 	/* A second descriptor: each direction is watched by itself. */
-	twin = dup(fd);
+	twin = (uint64_t)fd + FD_RESERVE < config.fd_limit ? dup(fd) : -1;
 	w = twin >= 0 ? forward_new(l) : NULL;
 	if (!w) {
 		close(fd);

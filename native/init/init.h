@@ -32,6 +32,7 @@ enum {
 	HELLO_MS = 5000,
 	EXEC_DEADLINE_MS = 10000,
 	HANDLE_MAX = (1 << 29) - 1,
+	FD_RESERVE = 32, /* descriptors that only accept may use: a host must always get in */
 };
 
 #define FORWARD_BIT 0x80000000u
@@ -69,6 +70,7 @@ struct config {
 	int oom_fd;	/* -1: none */
 	uid_t peer_uid;
 	uint64_t nofile;
+	uint64_t fd_limit; /* the agent's own */
 	uint64_t exec_deadline_ms;
 	uint32_t max_ops;
 	bool has_group;

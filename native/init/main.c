@@ -85,6 +85,7 @@ static int descriptors_check(void)
 	for (int fd = FD_LISTEN; fd <= last; fd++)
 		if (fcntl(fd, F_SETFD, FD_CLOEXEC) && fd >= FD_TASKS)
 			return -EBADF;
+	config.fd_limit = 1024;
 	config.has_group = fcntl(FD_GROUP, F_GETFD) >= 0;
 	return 0;
 }
@@ -97,7 +98,8 @@ static void nofile_raise(void)
 	if (getrlimit(RLIMIT_NOFILE, &limit))
 		return;
 	limit.rlim_cur = limit.rlim_max;
-	setrlimit(RLIMIT_NOFILE, &limit);
+	if (!setrlimit(RLIMIT_NOFILE, &limit))
+		config.fd_limit = limit.rlim_max;
 }
 
 static int agent_main(void)

@@ -203,8 +203,12 @@ static int status_make(struct op *op, struct launch *l)
 		error = -errno;
 	if (error)
 		return error;
-	fcntl(fd[0], F_SETFL, O_NONBLOCK);
 	l->status = fd[1];
+	if ((uint64_t)fd[1] + FD_RESERVE >= config.fd_limit) {
+		close(fd[0]);
+		return -EMFILE;
+	}
+	fcntl(fd[0], F_SETFL, O_NONBLOCK);
 	source_open(&op->status, fd[0], status_ready);
 	source_watch(&op->status, EPOLLIN);
 	return 0;

@@ -256,7 +256,8 @@ class Sandbox:
                 _rmdir(directory)
         if self.memory:
             _rmdir(self.memory)
-        assert pid is not None and status == 0, "the agent ended by itself"
+        assert pid is not None, "the agent ended by itself"
+        assert status == 0, "the agent ended by itself"
 
 
 def _rmdir(directory: Path) -> None:
@@ -343,7 +344,7 @@ class Client:
             self.buffer += got
 
     def start(self, *args: str | bytes, **options: object) -> Operation:
-        """Sends START; options are env, cwd, user, timeout_ms, stdin, rows, cols, kind, op_id, handle."""
+        """Sends START; options: env, cwd, user, timeout_ms, stdin, rows, cols, kind, op_id, handle."""
         handle = int(options.get("handle", 0)) or Client.next_handle
         Client.next_handle = max(Client.next_handle, handle) + 1
         op = Operation(handle, bytes(options.get("op_id") or secrets.token_bytes(16)))
