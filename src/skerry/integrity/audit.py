@@ -286,7 +286,10 @@ def _in_workbench(change: Change, rules: Rules) -> bool:
 
 
 def _shadowed_module(change: Change, rules: Rules) -> Ruling | None:
-    if change.kind is ChangeKind.DELETED or posixpath.dirname(change.path) not in rules.import_roots:
+    if (
+        change.kind is ChangeKind.DELETED
+        or posixpath.dirname(change.path) not in rules.import_roots
+    ):
         return None
     importable = change.type is not FileType.FILE or change.path.endswith((".py", ".so", ".pyc"))
     name = names.module_name(change.path)

@@ -34,11 +34,17 @@ _PROGRAM = re.compile(
 )
 LIBRARY_DIRS = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/lib", "/lib32", "/lib64")
 _PYTHON_LIBRARY = re.compile(r"(.*/)?lib/(python[0-9.]*)/?(site-packages|dist-packages)?(/.*)?")
-_LIBC = re.compile(r"(ld-linux|ld-musl|ld|libc|libm|libdl|libpthread|libpython)[0-9a-z._-]*\.so[0-9.]*")
+_LIBC = re.compile(
+    r"(ld-linux|ld-musl|ld|libc|libm|libdl|libpthread|libpython)[0-9a-z._-]*\.so[0-9.]*"
+)
 LOADER_FILES = ("/etc/ld.so.preload", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
 # What graders are known to read: a policy has no reason to write one of these names.
-_REWARD_FILE = re.compile(r"(reward|verdict|score|grade)s?\.(txt|json|jsonl|xml|yaml)|(reward|verdict)")
-_REPORT_FILE = re.compile(r"junit[\w.-]*\.xml|(test|pytest)?[-_]?(report|result)s?\.(xml|json|jsonl)")
+_REWARD_FILE = re.compile(
+    r"(reward|verdict|score|grade)s?\.(txt|json|jsonl|xml|yaml)|(reward|verdict)"
+)
+_REPORT_FILE = re.compile(
+    r"junit[\w.-]*\.xml|(test|pytest)?[-_]?(report|result)s?\.(xml|json|jsonl)"
+)
 _REPORT_DIRS = ("/logs", "/verifier", "/results", "/reward")
 RESIDUE = frozenset({"__pycache__", ".pytest_cache"})
 # Beneath the workdir these never reach the graded sandbox, whatever they hold.

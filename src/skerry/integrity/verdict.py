@@ -65,12 +65,11 @@ def _why_not(task: TaskSpec, report: TestReport, passed: int, broken: list[str])
         return f"the tests took longer than {task.tests.timeout_s:g} s"
     if not report.finished:
         return f"the tests broke off: {report.detail or f'status {report.status}'}"
-    missing = [
-        name for name in task.tests.fail_to_pass if report.outcomes.get(name) != "passed"
-    ]
+    missing = [name for name in task.tests.fail_to_pass if report.outcomes.get(name) != "passed"]
     if missing:
         outcome = report.outcomes.get(missing[0], "did not run")
-        return f"{len(missing)} of {len(task.tests.fail_to_pass)} tests of the bug: {missing[0]} {outcome}"
+        count = f"{len(missing)} of {len(task.tests.fail_to_pass)} tests of the bug"
+        return f"{count} did not pass: {missing[0]}: {outcome}"
     if broken:
         return f"{len(broken)} tests fail, first {broken[0]}"
     expected = task.tests.pass_to_pass + len(task.tests.fail_to_pass)

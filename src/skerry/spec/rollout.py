@@ -48,7 +48,12 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     def graded(self) -> Verdict:
         """The verdict again."""
         return Verdict(
-            self.verdict, self.reward, self.evidence, self.tests_passed, self.tests_failed, self.detail
+            self.verdict,
+            self.reward,
+            self.evidence,
+            self.tests_passed,
+            self.tests_failed,
+            self.detail,
         )
 
 

@@ -116,7 +116,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     test_paths: tuple[str, ...]  # taken from the fix release when graded
     protected_paths: tuple[str, ...]  # a change here is evidence
     tests: Suite
-    report_paths: tuple[str, ...] = ()  # where a grader would look for a report: writing it is evidence
+    report_paths: tuple[
+        str, ...
+    ] = ()  # where a grader would look for a report: writing it is evidence
     wheels: tuple[Wheel, ...] = ()  # beyond pytest's own
     image: str = "debian:12"
     workdir: str = "/testbed"
@@ -131,7 +133,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if not text.strip() or len(text) > 20_000 or "\x00" in text:
                 raise InvalidRequest(f"{what} is empty or too long")
         self._check_package()
-        if not re.fullmatch(r"(/[A-Za-z0-9._-]+)+", self.workdir) or ".." in self.workdir.split("/"):
+        if not re.fullmatch(r"(/[A-Za-z0-9._-]+)+", self.workdir) or ".." in self.workdir.split(
+            "/"
+        ):
             raise InvalidRequest(f"workdir {self.workdir!r} is no absolute path of plain names")
         for field in ("source_files", "test_paths", "protected_paths"):
             if not getattr(self, field):

@@ -1,1 +1,35 @@
-"""Owns rollouts: environment, policy, grading, trajectories. Uses a client that it is given."""
+"""The participant that owns rollouts: environments, policies, grading, jobs.
+
+What the command line and other programs call stands here; `Client` is anything like the SDK's.
+"""
+
+from __future__ import annotations
+
+from skerry.trajectory.rollouts_reader import (
+    list_jobs,
+    list_rollouts,
+    show_rollout,
+    verify_job,
+)
+from skerry.worker.downloads import Downloads
+from skerry.worker.job import run_job
+from skerry.worker.policies import SCRIPTED, policy_named
+from skerry.worker.policies.model import Model, ModelOptions
+from skerry.worker.scaffold import new_task
+from skerry.worker.tasks import check_task, load_tasks
+
+__all__ = [
+    "SCRIPTED",
+    "Downloads",
+    "Model",
+    "ModelOptions",
+    "check_task",
+    "list_jobs",
+    "list_rollouts",
+    "load_tasks",
+    "new_task",
+    "policy_named",
+    "run_job",
+    "show_rollout",
+    "verify_job",
+]

@@ -1,4 +1,4 @@
-"""Programs that the worker uploads into sandboxes; self-contained, never imported on the host."""
+"""Programs that the worker runs elsewhere, never imports: in sandboxes, or as a throw-away user."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def program(name: str) -> str:
-    """Returns the source text of one of the programs here: "verifier", "collect" or "agent"."""
+    """Returns the source text of a program here: "verifier", "collect", "agent" or "fetch"."""
     return (Path(__file__).parent / f"{name}.py").read_text()

@@ -184,7 +184,11 @@ def search_path(workdir: str, roots: list[str]) -> None:
     """Puts the import roots behind the standard library and before installed packages."""
     found = [os.path.normpath(os.path.join(workdir, root)) for root in roots]
     at = next(
-        (n for n, entry in enumerate(sys.path) if entry.endswith(("dist-packages", "site-packages"))),
+        (
+            n
+            for n, entry in enumerate(sys.path)
+            if entry.endswith(("dist-packages", "site-packages"))
+        ),
         len(sys.path),
     )
     sys.path[at:at] = found

@@ -71,7 +71,9 @@ class Sentinels:
 
     def _write(self, workdir: str, where: str, *, unittest_style: bool) -> None:
         relative = os.path.join(where, f"test_{self._name()}.py")
-        lines = ["import unittest\n\n\nclass TestMore(unittest.TestCase):\n"] if unittest_style else []
+        lines = (
+            ["import unittest\n\n\nclass TestMore(unittest.TestCase):\n"] if unittest_style else []
+        )
         prefix = f"{relative}::TestMore" if unittest_style else relative
         bodies = [(PASSING, "passed"), *((text, "failed") for text in FAILING)]
         self._random.shuffle(bodies)
@@ -86,7 +88,9 @@ class Sentinels:
             head = f"def {name}({'self' if unittest_style else ''}):\n"
             whole = head + text + "\n\n"
             if unittest_style:
-                whole = "".join("    " + line + "\n" if line else "\n" for line in whole.splitlines())
+                whole = "".join(
+                    "    " + line + "\n" if line else "\n" for line in whole.splitlines()
+                )
             lines.append(whole)
             self.expected[f"{prefix}::{name}"] = outcome
         path = os.path.join(workdir, relative)
@@ -137,11 +141,14 @@ def start_child(config: dict[str, Any], sentinels: Sentinels, token: str) -> tup
     )
     os.close(output_w)
     os.close(PIPE_NUMBER)
-    told = {key: config[key] for key in ("args", "import_roots", "plugins", "fail_to_pass", "guard")}
+    told = {
+        key: config[key] for key in ("args", "import_roots", "plugins", "fail_to_pass", "guard")
+    }
     told |= {"workdir": config["workdir"], "token": token, "channel": PIPE_NUMBER}
     told["extra"] = sentinels.files
     told["watched"] = [*config["fail_to_pass"], *sentinels.expected]
     with contextlib.suppress(BrokenPipeError):
+        assert child.stdin is not None  # noqa: S101 - asked for above
         child.stdin.write(json.dumps(told).encode())
         child.stdin.close()
     return child, result_r, output_r
@@ -233,7 +240,7 @@ def main() -> None:
         return
     try:
         report = verify(config)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
         report = {"step": "ran", "detail": f"the runner failed: {type(error).__name__}: {error}"}
     sys.stdout.write(f"SKERRY-REPORT-{config['nonce']} {json.dumps(report)}\n")
     sys.stdout.flush()

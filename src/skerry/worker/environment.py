@@ -1,0 +1,219 @@
+"""The layers of a task: toolkit, dependencies, workspace, hidden tests; built once, found by recipe.
+
+    base/debian:12                     the OS
+    workspace/ID:HASH                  the bug release unpacked at the workdir, with its own tests
+    workspace/ID-tests:HASH            the fix release's test paths: only ever in a verifying sandbox
+    toolkit/pytest:8.3.5-HASH          pytest in the system interpreter, from wheels, without network
+    toolkit/ID-deps:HASH               what else the tests need, likewise
+
+A tag is a hash of everything that the layer is made from, so a second run finds it, and a change of
+any input makes another. Package code runs in sandboxes without network only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from skerry.errors import NotFound
+from skerry.integrity.protected import Rules, rules_of
+from skerry.spec.layers import LayerKind, LayerManifest, parse_layer_name
+from skerry.spec.task import Archive, TaskSpec
+from skerry.worker.archives import gold_patch, pristine_digests, source_files, top_level_modules
+from skerry.worker.downloads import Downloads, Wanted, wanted_of
+from skerry.worker.lives import together
+from skerry.worker.ports import Client
+
+PYTEST_VERSION = "8.3.5"
+PYTEST = (
+    Wanted(
+        "pytest-8.3.5-py3-none-any.whl",
+        "c69214aa47deac29fad6c2a4f590b9c4a9fdb16a403176fe154b79c0b4d4d820",
+        "pytest",
+    ),
+    Wanted(
+        "pluggy-1.5.0-py3-none-any.whl",
+        "44e1ad92c8ca002de6377e165f3e0f1be63266ab4d554740532335b9d75ea669",
+        "pluggy",
+    ),
+    Wanted(
+        "iniconfig-2.0.0-py3-none-any.whl",
+        "b6a85871a79d2e3b22d2d1b94ac2824226a63c6b741c88f7ae975f18b6778374",
+        "iniconfig",
+    ),
+    Wanted(
+        "packaging-24.2-py3-none-any.whl",
+        "09abb1bccd265c01f4a3aa3f7a7db064b36514d2cba19a2f694fe6150451a759",
+        "packaging",
+    ),
+)
+SUITES = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
+INSTALL = (
+    "{python} -m pip install --quiet --no-index --no-deps --no-cache-dir --break-system-packages "
+    "--root-user-action=ignore /build/*.whl"
+)
+UNPACK = (
+    "mkdir -p {workdir} && tar -xzf /build/{file} -C {workdir} --strip-components=1 "
+    "--no-same-owner --no-same-permissions && chmod -R u+rwX,go+rX {workdir}"
+)
+BUILDS = 2  # at a time
+
+Say = Callable[[str], None]
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """A task ready to run: pinned layers for agent and verifier, the rules, and the real fix."""
+
+    task: TaskSpec
+    image: str  # pinned by digest, as are all layers
+    layers: tuple[str, ...]
+    hidden: str
+    digests: tuple[str, ...]  # of image and layers: agent and verifier share them
+    rules: Rules
+    patch: bytes
+
+    @property
+    def verify_layers(self) -> tuple[str, ...]:
+        """The same layers with the hidden tests above the workspace."""
+        workspaces = [name for name in self.layers if name.startswith("workspace/")]
+        others = [name for name in self.layers if not name.startswith("workspace/")]
+        return (*workspaces, self.hidden, *others)
+
+
+class Builder:
+    """Makes environments; layers that several tasks share are made once."""
+
+    def __init__(self, client: Client, downloads: Downloads, say: Say) -> None:
+        self._client = client
+        self._downloads = downloads
+        self._say = say
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._gate = asyncio.Semaphore(BUILDS)
+
+    async def build(self, tasks: Sequence[TaskSpec]) -> tuple[Environment, ...]:
+        """Returns the tasks' environments, in order; fetches and builds what is missing."""
+        await self._downloads.fetch(wanted_of(tasks, PYTEST), self._say)
+        return tuple(await together(self._environment(task) for task in tasks))
+
+    async def _environment(self, task: TaskSpec) -> Environment:
+        base = await self._base(task.image)
+        image = _pinned(base)
+        python = task.tests.interpreter
+        further = [_pinned(await self._client.images.inspect(name)) for name in task.layers]
+        toolkit = await self._wheels(
+            f"toolkit/pytest:{PYTEST_VERSION}", image, (), list(PYTEST), python
+        )
+        layers = [*further, _pinned(toolkit)]
+        wheels = [wheel.archive for wheel in task.wheels]
+        if wheels:
+            own = await self._wheels(f"toolkit/{task.id}-deps:", image, layers, wheels, python)
+            layers.append(_pinned(own))
+        workspace = await self._workspace(task, image)
+        hidden = await self._hidden(task, image, _pinned(workspace))
+        # Lowest first: workspaces lie beneath toolkits.
+        ordered = (_pinned(workspace), *layers)
+        bug, fix = await asyncio.to_thread(self._sources, task)
+        installed = await asyncio.to_thread(self._modules, [*PYTEST, *wheels])
+        return Environment(
+            task=task,
+            image=image,
+            layers=ordered,
+            hidden=_pinned(hidden),
+            digests=tuple(name.rpartition("@")[2] for name in (image, *ordered)),
+            rules=rules_of(task, installed_modules=installed, pristine=pristine_digests(task, bug)),
+            patch=gold_patch(task, bug, fix),
+        )
+
+    def _sources(self, task: TaskSpec) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        bug, fix = task.package.bug.archive, task.package.fix.archive
+        return (
+            source_files(self._downloads.read(bug), bug.file),
+            source_files(self._downloads.read(fix), fix.file),
+        )
+
+    def _modules(self, wheels: Sequence[Archive]) -> frozenset[str]:
+        return top_level_modules((wheel.file, self._downloads.read(wheel)) for wheel in wheels)
+
+    async def _base(self, image: str) -> LayerManifest:
+        name = parse_layer_name(image, LayerKind.BASE)
+        async with self._lock(str(name)):
+            try:
+                return await self._client.images.inspect(str(name))
+            except NotFound:
+                suite = SUITES.get(name.tag, name.tag)
+                if name.kind is not LayerKind.BASE or name.name != "debian" or name.digest:
+                    raise
+            self._say(f"building {name}")
+            return await self._client.images.debian(str(name), suite, on_log=self._say)
+
+    async def _wheels(
+        self,
+        name: str,
+        image: str,
+        layers: Sequence[str],
+        wheels: Sequence[Archive],
+        python: str,
+    ) -> LayerManifest:
+        recipe = [image, *layers, INSTALL, python, *(wheel.sha256 for wheel in wheels)]
+        tag = f"{name}{'' if name.endswith(':') else '-'}{_hash(recipe)}"
+        return await self._layer(tag, image, layers, wheels, [INSTALL.format(python=python)])
+
+    async def _workspace(self, task: TaskSpec, image: str) -> LayerManifest:
+        bug = task.package.bug.archive
+        step = UNPACK.format(workdir=task.workdir, file=bug.file)
+        name = f"workspace/{task.id}:{_hash([image, step, bug.sha256])}"
+        return await self._layer(name, image, (), [bug], [step])
+
+    async def _hidden(self, task: TaskSpec, image: str, workspace: str) -> LayerManifest:
+        fix = task.package.fix.archive
+        unpack = UNPACK.format(workdir="/build/fix", file=fix.file)
+        steps = [unpack]
+        for path in task.test_paths:
+            inside = f"{task.workdir}/{path}"
+            fresh, old, above = (
+                shlex.quote(one)
+                for one in (f"/build/fix/{path}", inside, inside.rpartition("/")[0])
+            )
+            steps.append(f"rm -rf {old} && mkdir -p {above} && cp -r {fresh} {old}")
+        name = f"workspace/{task.id}-tests:{_hash([image, workspace, *steps, fix.sha256])}"
+        return await self._layer(name, image, [workspace], [fix], steps)
+
+    async def _layer(
+        self,
+        name: str,
+        image: str,
+        layers: Sequence[str],
+        files: Sequence[Archive],
+        steps: Sequence[str],
+    ) -> LayerManifest:
+        async with self._lock(name):
+            try:
+                return await self._client.images.inspect(name)
+            except NotFound:
+                pass
+            async with self._gate:
+                self._say(f"building {name}")
+                with tempfile.TemporaryDirectory(prefix="skerry-build-") as folder:
+                    for file in files:
+                        data = await asyncio.to_thread(self._downloads.read, file)
+                        (Path(folder) / file.file).write_bytes(data)
+                    return await self._client.images.build(
+                        name, image=image, layers=layers, context=folder, steps=steps
+                    )
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+
+def _pinned(manifest: LayerManifest) -> str:
+    return f"{manifest.name}@{manifest.digest}"
+
+
+def _hash(recipe: Sequence[str]) -> str:
+    return hashlib.sha256("\x00".join(recipe).encode()).hexdigest()[:12]

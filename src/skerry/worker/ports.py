@@ -1,0 +1,132 @@
+"""What the worker needs of a client: small protocols that the SDK's async face satisfies.
+
+Participants do not import each other; whoever starts a job hands a client in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from skerry.spec.command import RunResult
+from skerry.spec.files import Change, FileInfo
+from skerry.spec.layers import LayerManifest
+from skerry.spec.sandbox import SandboxInfo
+
+
+class Files(Protocol):
+    """Files of a sandbox."""
+
+    async def read(self, path: str) -> bytes:
+        """Returns a file's bytes."""
+
+    async def write(self, path: str, content: bytes | str, *, mode: int = ...) -> FileInfo:
+        """Writes a file, with the directories above it."""
+
+    async def mkdir(self, path: str, *, mode: int = ..., parents: bool = ...) -> None:
+        """Makes a directory."""
+
+    async def put_tree(self, path: str, tar: AsyncIterator[bytes]) -> None:
+        """Unpacks a tar beneath a path."""
+
+
+class Sandbox(Protocol):
+    """A running sandbox."""
+
+    id: str
+
+    @property
+    def files(self) -> Files:
+        """Its files."""
+
+    async def info(self) -> SandboxInfo:
+        """Returns its state."""
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes | str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - kept by the guest agent
+        output_limit: int = ...,
+    ) -> RunResult:
+        """Runs a command to its end."""
+
+    async def diff(self) -> tuple[Change, ...]:
+        """Returns what changed since it was made."""
+
+    def diff_tar(self, under: str = ...) -> AsyncIterator[bytes]:
+        """Yields a tar of what was added and modified."""
+
+    def reverse_forward(
+        self, port: int, host: str, target_port: int
+    ) -> AbstractAsyncContextManager[Any]:
+        """Connects a port inside to a server here, for a block."""
+
+    async def destroy(self) -> None:
+        """Leaves nothing of it behind."""
+
+
+class Sandboxes(Protocol):
+    """The sandboxes of a node."""
+
+    async def create(
+        self,
+        backend: str = ...,
+        *,
+        image: str = ...,
+        layers: Sequence[str] = ...,
+        cpu: float = ...,
+        memory: int | str = ...,
+        pids: int = ...,
+        disk: int | str | None = ...,
+        workdir: str = ...,
+        ttl: float | None = ...,
+        labels: dict[str, str] | None = ...,
+    ) -> Sandbox:
+        """Returns a running sandbox."""
+
+
+class Images(Protocol):
+    """The layers of a node."""
+
+    async def inspect(self, name: str) -> LayerManifest:
+        """Returns a layer's manifest; raises NotFound."""
+
+    async def debian(
+        self,
+        name: str,
+        suite: str,
+        packages: Sequence[str] = ...,
+        *,
+        on_log: Callable[[str], None] | None = ...,
+    ) -> LayerManifest:
+        """Makes a base layer."""
+
+    async def build(
+        self,
+        name: str,
+        *,
+        image: str = ...,
+        layers: Sequence[str] = ...,
+        context: str | os.PathLike[str] | None = ...,
+        steps: Sequence[str],
+        on_log: Callable[[str], None] | None = ...,
+    ) -> LayerManifest:
+        """Makes a layer by steps in a sandbox without network."""
+
+
+class Client(Protocol):
+    """A client of one node."""
+
+    @property
+    def sandboxes(self) -> Sandboxes:
+        """Its sandboxes."""
+
+    @property
+    def images(self) -> Images:
+        """Its layers."""

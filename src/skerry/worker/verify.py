@@ -1,0 +1,218 @@
+"""Grading: what a policy left, applied to a fresh sandbox and tested there.
+
+Two steps, so that a platform fault in the second costs no work of the policy: `collect` takes diff
+and files out of the agent's sandbox, which may go then; `grade` makes a fresh sandbox of the same
+digests with the hidden tests on top, applies what the audit kept, runs our own test runner and
+judges its report. Neither raises for what a policy did; both raise platform errors as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+import msgspec
+
+from skerry.errors import Bug, SandboxError, SkerryError, Unavailable
+from skerry.integrity.audit import Audit, audit
+from skerry.integrity.protected import Rules
+from skerry.integrity.report import TestReport, parse_report
+from skerry.integrity.tarfilter import TarFilter
+from skerry.integrity.verdict import failed, infrastructure_error, judge, tampered
+from skerry.spec.command import RunResult
+from skerry.spec.files import Change, ChangeKind, FileType
+from skerry.spec.verdict import Verdict
+from skerry.worker.environment import Environment
+from skerry.worker.inside import program
+from skerry.worker.lives import sandbox_of
+from skerry.worker.ports import Client, Sandbox
+
+SUBMISSION_BYTES_MAX = 64 << 20
+SUBMISSION_FILES_MAX = 20_000
+PROGRAMS = "/opt/skerry-verify"
+RUNNER_MARGIN_S = 30.0
+REPORT_BYTES_MAX = 32 << 20
+CHUNK = 256 * 1024
+
+Auditor = Callable[[Iterable[Change], Rules], Audit]
+
+
+class Guards(msgspec.Struct, frozen=True):
+    """The defences of grading. Only tests switch one off, to show that it is what stops a cheat."""
+
+    auditor: Auditor = audit
+    sentinels: bool = True
+    fingerprint: bool = True
+
+
+class Submission(msgspec.Struct, frozen=True):
+    """What is graded: the audit of a sandbox's diff, and a tar of the kept files.
+
+    `verdict` is set if there is nothing to test: tampered, or refused.
+    """
+
+    audit: Audit
+    tar: bytes
+    verdict: Verdict | None = None
+
+
+EMPTY = Submission(Audit((), (), (), ()), b"")
+
+
+async def collect(sandbox: Sandbox, environment: Environment, guards: Guards) -> Submission:
+    """Returns what a policy left in its sandbox. A sandbox that it broke gives a failed verdict."""
+    workdir = environment.task.workdir
+    try:
+        found = guards.auditor(await sandbox.diff(), environment.rules)
+        early = tampered(found)
+        if early is not None:
+            return Submission(found, b"", early)
+        if len(found.kept) > SUBMISSION_FILES_MAX:
+            return Submission(found, b"", failed("the submission has too many files to be graded"))
+        if not found.kept:
+            return Submission(found, b"")
+        sieve = TarFilter(found.kept, workdir, bytes_max=SUBMISSION_BYTES_MAX)
+        out = bytearray()
+        async for chunk in sandbox.diff_tar(workdir):
+            out += sieve.feed(chunk)
+        out += sieve.finish()
+    except SandboxError as error:
+        return Submission(
+            EMPTY.audit, b"", failed(f"the sandbox cannot be graded: {error.message}")
+        )
+    if sieve.missing:
+        return Submission(found, b"", failed(f"{sieve.missing[0]} vanished while it was graded"))
+    return Submission(found, bytes(out))
+
+
+async def grade(
+    client: Client,
+    environment: Environment,
+    submission: Submission,
+    *,
+    guards: Guards,
+    labels: dict[str, str],
+) -> Verdict:
+    """Returns the verdict of one verification in a fresh sandbox.
+
+    Raises platform errors, and SandboxFailed if the sandbox died while the tests ran: the caller
+    tries again, and only what happens every time is the submission's own doing.
+    """
+    if submission.verdict is not None:
+        return submission.verdict
+    task = environment.task
+    seconds = task.tests.timeout_s + 2 * RUNNER_MARGIN_S
+    async with sandbox_of(
+        client,
+        task,
+        image=environment.image,
+        layers=environment.verify_layers,
+        seconds=seconds,
+        labels=labels,
+    ) as sandbox:
+        await _check_digests(sandbox, environment)
+        problem = await _apply(sandbox, environment, submission)
+        if problem:
+            return failed(problem)
+        report, lost = await _run_tests(sandbox, environment, guards)
+    if report is None and lost.startswith("platform: "):
+        return infrastructure_error(lost.removeprefix("platform: "))
+    return judge(task, report, lost)
+
+
+async def _check_digests(sandbox: Sandbox, environment: Environment) -> None:
+    seen = set((await sandbox.info()).digests)
+    missing = [digest for digest in environment.digests if digest not in seen]
+    if missing:
+        raise Bug(f"the verifying sandbox lacks the layer {missing[0]} that the agent had")
+
+
+async def _apply(sandbox: Sandbox, environment: Environment, submission: Submission) -> str:
+    """Makes the fresh workdir what was submitted; returns why it cannot be, or an empty text."""
+    task = environment.task
+    await sandbox.files.mkdir(PROGRAMS, mode=0o755, parents=True)
+    for name in ("verifier", "collect"):
+        await sandbox.files.write(f"{PROGRAMS}/{name}.py", program(name), mode=0o444)
+    kept = submission.audit.kept
+    replaced = [
+        change.path
+        for change in kept
+        if change.kind is ChangeKind.MODIFIED and change.type is not FileType.DIRECTORY
+    ]
+    order = {
+        "mode": "clear",
+        "workdir": task.workdir,
+        "remove": [*submission.audit.deleted, *replaced],
+        "directories": [one.path for one in kept if one.type is FileType.DIRECTORY],
+    }
+    if order["remove"] or order["directories"]:
+        result = await _runner(sandbox, task.tests.interpreter, order, RUNNER_MARGIN_S)
+        if not result.ok:
+            return f"the submission cannot be applied: {result.error_text[-500:]}"
+    if submission.tar:
+        try:
+            await sandbox.files.put_tree(task.workdir, _chunks(submission.tar))
+        except SkerryError as error:
+            if isinstance(error, SandboxError):
+                return f"the submission cannot be applied: {error.message}"
+            raise
+    return ""
+
+
+async def _run_tests(
+    sandbox: Sandbox, environment: Environment, guards: Guards
+) -> tuple[TestReport | None, str]:
+    task = environment.task
+    nonce = secrets.token_hex(16)
+    order = {
+        "mode": "verify",
+        "nonce": nonce,
+        "workdir": task.workdir,
+        "args": task.tests.pytest_args,
+        "env": task.tests.env,
+        "import_roots": task.tests.import_roots,
+        "plugins": task.tests.plugins,
+        "fail_to_pass": task.tests.fail_to_pass,
+        "timeout_s": task.tests.timeout_s,
+        "user": task.tests.user,
+        "sentinels": guards.sentinels,
+        "guard": guards.fingerprint,
+    }
+    seconds = task.tests.timeout_s + RUNNER_MARGIN_S
+    result = await _runner(sandbox, task.tests.interpreter, order, seconds)
+    report = parse_report(result.stdout, nonce)
+    if report is not None:
+        return report, ""
+    if result.start_error:
+        return None, f"platform: the runner could not start: {result.start_error}"
+    return None, _lost(result)
+
+
+def _lost(result: RunResult) -> str:
+    if result.oom_killed:
+        return "out of memory"
+    if result.timed_out:
+        return "the runner did not end in time"
+    how = f"signal {result.signal}" if result.signal else f"status {result.exit_code}"
+    return f"{how} {result.error_text[-300:]}".strip()
+
+
+async def _runner(
+    sandbox: Sandbox, interpreter: str, order: Mapping[str, object], seconds: float
+) -> RunResult:
+    result = await sandbox.run(
+        [interpreter, "-I", "-B", f"{PROGRAMS}/verifier.py"],
+        stdin=json.dumps(order).encode(),
+        cwd="/",
+        timeout=seconds,
+        output_limit=REPORT_BYTES_MAX,
+    )
+    if result.cancelled:
+        raise Unavailable("the verification was cancelled by the platform")
+    return result
+
+
+async def _chunks(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), CHUNK):
+        yield data[start : start + CHUNK]
