@@ -59,8 +59,12 @@ Connect = Callable[[Settings], "AbstractAsyncContextManager[Client]"]
 
 def connect_to(settings: Settings) -> AbstractAsyncContextManager[Client]:
     """Returns a client to be entered; Unavailable if there can be none here."""
+    import logging
+
     from skerry import aio
 
+    # What a library logs has no place among our lines: stderr may be read by a program (--json).
+    logging.getLogger().addHandler(logging.NullHandler())
     if settings.url is not None:
         return aio.connect(settings.url, settings.token)
     if os.geteuid() != 0 and not os.access(settings.socket, os.R_OK | os.W_OK):

@@ -43,12 +43,11 @@ def report(app: App, error: BaseException) -> int:
     if isinstance(error, Interrupted):
         if error.trouble is not None:
             app.warn(f"while cleaning up: {error.trouble}")
+        if error.number == signal.SIGPIPE:
+            _let_go_of_stdout()
         return 128 + error.number
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return 128 + signal.SIGINT
-    if isinstance(error, BrokenPipeError):
-        _let_go_of_stdout()
-        return 128 + signal.SIGPIPE
     if isinstance(error, click.ClickException):
         return _usage(app, error)
     if isinstance(error, BaseExceptionGroup):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -70,6 +71,15 @@ class SkerryCommand(click.Command):
         if self.takes_command and "--" not in args:
             ctx.allow_interspersed_args = False
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; a reader of our output that has gone ends it as SIGPIPE would."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:  # click would end with 1, as a command in a sandbox may
+            from skerry.cli.loop import Interrupted
+
+            raise Interrupted(signal.SIGPIPE) from error
 
 
 class SkerryGroup(click.Group):

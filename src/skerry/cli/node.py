@@ -49,12 +49,11 @@ def node(
     """
     import logging
 
-    from skerry.node.main import serve
-
     logging.basicConfig(
         level=logging.WARNING if app.quiet else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells of every connection
     settings = Settings(
         state_dir=state or app.settings.state_dir, run_dir=run_dir or app.settings.run_dir
     )
@@ -72,11 +71,23 @@ def node(
         claim_name(made.state_dir, name)
     app.note(f"node on {made.socket_path}" + (f" and {made.tcp}" if made.tcp else ""))
     try:
-        serve(made)
+        run_node(made)
     except Conflict as error:
         app.warn(error.message)
         return ALREADY_RUNNING
     return 0
+
+
+def run_node(config: NodeConfig) -> None:
+    """Serves until the node ends; the loop is uvloop's, about twice as fast for many sandboxes."""
+    import asyncio
+
+    import uvloop
+
+    from skerry.node.main import serve
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(config))
 
 
 def read_config(path: str) -> dict[str, Any]:

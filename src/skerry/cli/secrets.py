@@ -18,3 +18,17 @@ def secret_from(variable: str, *, required: bool = False) -> str | None:
 def state_home() -> str:
     """Returns the directory for a user's own state by the XDG convention."""
     return os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+
+
+def cache_home() -> str:
+    """Returns the directory for what can be fetched again: the machine's for root, else the user's."""
+    if os.geteuid() == 0:
+        return "/var/cache/skerry"
+    return os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "skerry"
+    )
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment for programs of the user's own: pip's settings and proxies are in it."""
+    return dict(os.environ)

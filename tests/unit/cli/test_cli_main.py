@@ -97,7 +97,6 @@ def test_usage_errors_are_2_and_one_json_object_if_asked() -> None:
     [
         (NotFound("no"), 125),
         (PermissionError(13, "Permission denied", "/x"), 125),
-        (BrokenPipeError(), 141),
         (KeyboardInterrupt(), 130),
         (Interrupted(signal.SIGTERM), 143),
         (ExceptionGroup("g", [Unavailable("u")]), 125),
