@@ -14,6 +14,7 @@ from skerry.node.config import NodeConfig
 from skerry.node.node import Node
 from skerry.node.owners import Exit
 from skerry.node.recovery import recover
+from skerry.node.sandbox import Sandbox
 from skerry.node.server.app import build_app
 from skerry.node.server.listen import Listener
 
@@ -52,6 +53,20 @@ async def running(
 ) -> AsyncIterator[Listener]:
     """A node that serves within the block; everything of it is ended afterwards."""
     listener = Listener(build_app(node), node.config)
+    async with alive(node):
+        if node.config.embedded and leave is not None:
+            node.owners.idle = _exit(node, leave).consider
+        try:
+            await listener.open()
+            yield listener
+        finally:
+            await _destroy_doomed(node)
+            await listener.close()
+
+
+@asynccontextmanager
+async def alive(node: Node) -> AsyncIterator[None]:
+    """A node whose parts work within the block; what earlier processes left is taken over first."""
     started: list[str] = []
     try:
         for name, backend in node.backends.items():
@@ -61,12 +76,9 @@ async def running(
                 raise Unavailable(f"backend {name}: {error.message}") from error
             started.append(name)
         await recover(node)
-        if node.config.embedded and leave is not None:
-            node.owners.idle = _exit(node, leave).consider
-        await listener.open()
-        yield listener
+        yield
     finally:
-        await _close(node, listener, started)
+        await _end_parts(node, started)
 
 
 def _exit(node: Node, leave: Callable[[], None]) -> Exit:
@@ -79,8 +91,8 @@ def _exit(node: Node, leave: Callable[[], None]) -> Exit:
     )
 
 
-async def _close(node: Node, listener: Listener, started: list[str]) -> None:
-    """Ends everything in order: no new work, what must not stay, answers, tasks, backends."""
+async def _destroy_doomed(node: Node) -> None:
+    """Destroys what must not outlive the daemon; nothing new comes in meanwhile."""
     config = node.config
     node.admission.closing = True
     doomed = [
@@ -90,12 +102,15 @@ async def _close(node: Node, listener: Listener, started: list[str]) -> None:
     ]
     places = asyncio.Semaphore(DESTROYS_AT_ONCE)
 
-    async def destroy(index: int) -> None:
+    async def destroy(sandbox: Sandbox) -> None:
         async with places:
-            await node.lives.delete_quietly(doomed[index])
+            await node.lives.delete_quietly(sandbox)
 
-    await asyncio.gather(*(destroy(index) for index in range(len(doomed))))
-    await listener.close()
+    await asyncio.gather(*map(destroy, doomed))
+
+
+async def _end_parts(node: Node, started: list[str]) -> None:
+    """Ends the parts in order. Commands under way are left as they are, for the next start."""
     node.timers.close()
     await node.tasks.close()
     for sandbox in node.sandboxes:
@@ -105,7 +120,7 @@ async def _close(node: Node, listener: Listener, started: list[str]) -> None:
             op.sink.detach()
     for name in started:
         try:
-            await node.backends[name].close(keep_instances=config.keep_on_exit)
+            await node.backends[name].close(keep_instances=node.config.keep_on_exit)
         except SkerryError:
             log.exception("backend %s did not end well", name)
     node.ledger.close()

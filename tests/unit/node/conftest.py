@@ -20,7 +20,7 @@ from skerry.errors import Conflict, NotFound
 from skerry.node.build import build_node
 from skerry.node.config import Limits, NodeConfig
 from skerry.node.images import Log, Reader
-from skerry.node.main import running
+from skerry.node.main import alive, running
 from skerry.node.node import Node
 from skerry.spec.files import Change, ChangeKind
 from skerry.spec.layers import LayerFile, LayerManifest, RootfsPlan, parse_layer_name
@@ -157,9 +157,17 @@ class Stand:
         return build_node(
             self.config(**changes),
             clock=self.clock,
-            backends={"fake": self.backend, "container": self.backend},
+            backends={"container": self.backend},
             library=self.library,
         )
+
+    @asynccontextmanager
+    async def alive(self, **changes: Any) -> AsyncIterator[Node]:
+        """A node without its HTTP face."""
+        node = self.build(**changes)
+        async with alive(node):
+            yield node
+            node.check_invariants()
 
     @asynccontextmanager
     async def serving(
@@ -170,7 +178,8 @@ class Stand:
             async with Api(node.config.socket_path) as api:
                 api.tcp = listener.tcp
                 yield node, api
-            node.check_invariants()
+                await settle()
+                node.check_invariants()
 
 
 class Api:
