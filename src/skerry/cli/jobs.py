@@ -41,10 +41,13 @@ def jobs_dir(given: str | None) -> Path:
 
 
 @contextmanager
-def progress(app: App) -> Iterator[Callable[[JobEvent], None]]:
-    """Gives a function that shows a job's events: live on a terminal, as lines elsewhere."""
+def progress(app: App, *, records: bool = True) -> Iterator[Callable[[JobEvent], None]]:
+    """Gives a function that shows a job's events: live on a terminal, as lines elsewhere.
+
+    With --json each rollout's record goes to stdout as it ends, unless `records` is false.
+    """
     if not app.may_draw:
-        yield Lines(app)
+        yield Lines(app, records=records)
         return
     from rich.live import Live
 
@@ -59,8 +62,9 @@ def progress(app: App) -> Iterator[Callable[[JobEvent], None]]:
 class Lines:
     """Progress as lines: what is built, and each rollout's end."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, *, records: bool = True) -> None:
         self._app = app
+        self._emits = records and app.as_json
 
     def __call__(self, event: JobEvent) -> None:
         """Says an event, if it is worth a line."""
@@ -78,7 +82,7 @@ class Lines:
                 f"[{event.done}/{event.total}] {record.task} {who(record)}: "
                 f"{record.verdict} in {record.seconds:.1f} s"
             )
-        if event.record is not None and self._app.as_json:
+        if event.record is not None and self._emits:
             self._app.emit(event.record)
 
 

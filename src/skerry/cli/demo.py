@@ -1,0 +1,97 @@
+"""`skerry demo`: the main job on real tasks, acted by scripts that need no model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from skerry.cli.app import App
+from skerry.cli.group import SkerryCommand
+from skerry.cli.jobs import explain, jobs_option, show_summary, who
+from skerry.cli.rollout import run
+from skerry.cli.shipped import all_tasks, task_paths
+
+if TYPE_CHECKING:
+    from skerry.spec.rollout import RolloutRecord
+
+# What each scripted policy must earn: anything else means that rewards cannot be trusted here.
+EXPECTED = {"gold": (1.0, "passed"), "noop": (0.0, "failed"), "cheat": (0.0, "tampered")}
+
+
+@click.command(cls=SkerryCommand)
+@click.option("-n", "count", type=click.IntRange(1), default=1, show_default=True,
+              help="Rollouts for each task and policy.")  # fmt: skip
+@click.option("--tasks", "tasks", multiple=True, metavar="TASK",
+              help="Only these: ids or directories; repeatable.")  # fmt: skip
+@click.option("--concurrency", type=click.IntRange(1), help="Rollouts at a time [2 a core].")
+@jobs_option
+@click.pass_obj
+def demo(
+    app: App,
+    /,
+    *,
+    count: int,
+    tasks: tuple[str, ...],
+    concurrency: int | None,
+    jobs: str | None,
+) -> int:
+    """Run the main job on real bug-fix tasks with three scripted policies.
+
+    `gold` applies the real fix and must earn 1, `noop` changes nothing and must earn 0, `cheat`
+    attacks the grading in several ways and must earn 0 as "tampered". The first run fetches the
+    tasks' archives and builds the base image and the layers, which takes a few minutes. Exit status
+    0 only if every reward is as it must be.
+    """
+    from skerry.worker import load_tasks, policy_named
+
+    loaded = load_tasks(task_paths(tasks) if tasks else [all_tasks()])
+    policies = [policy_named(name) for name in EXPECTED]
+    app.note(
+        f"{len(loaded)} real bugs; gold applies the real fix, noop nothing, cheat attacks the grading"
+    )
+    summary = run(app, loaded, policies, count=count, concurrency=concurrency, jobs=jobs)
+    show_summary(app, summary)
+    wrong = unexpected(summary.records)
+    for text in wrong:
+        app.warn(text)
+    explain(app, summary.records)
+    if not app.as_json:
+        tell_what_next(app, summary.records, summary.path, good=not wrong)
+    return 1 if wrong else 0
+
+
+def unexpected(records: Sequence[RolloutRecord]) -> list[str]:
+    """Returns a line for each rollout whose reward or verdict is not what it must be."""
+    out = []
+    for item in records:
+        reward, verdict = EXPECTED[item.policy]
+        if item.reward != reward or item.verdict != verdict:
+            got = "no reward" if item.reward is None else f"reward {item.reward:g}"
+            out.append(
+                f"{item.rollout} ({item.task}, {who(item)}): {got}, {item.verdict}; "
+                f"expected {reward:g}, {verdict}"
+            )
+    return out
+
+
+def tell_what_next(app: App, records: Sequence[RolloutRecord], path: str, *, good: bool) -> None:
+    """Says in a few lines what was seen, where it is on record, and what to try."""
+    app.line("")
+    if good:
+        app.line(
+            "Every reward is as it must be: the fix earned 1, doing nothing 0, and no cheat paid."
+        )
+    app.line(f"Trajectories and verdicts are in {os.path.relpath(path) if _near(path) else path}.")
+    cheats = [item for item in records if item.policy == "cheat"]
+    chosen = (cheats or list(records))[0]
+    app.line(f"  skerry trace show {chosen.rollout:<30} what this cheat did, and the evidence")
+    app.line(f"  skerry trace verify {'':<28} that nobody changed the record")
+    app.line(f"  skerry run default -- python3 -c 'print(6*7)' {'':<2} a sandbox of your own")
+    app.line("  skerry rollout TASKS --model URL ...            the same with a model")
+
+
+def _near(path: str) -> bool:
+    return not os.path.relpath(path).startswith("..")
