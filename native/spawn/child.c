@@ -4,9 +4,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 
 #define NS_GET_USERNS _IO(0xb7, 0x1)
@@ -16,24 +18,28 @@ static int do_session(struct child *c, const struct step *s)
 	(void)c;
 	(void)s;
 	umask(0);
+	/* A child of a launcher that was killed must not become an instance that nobody knows. The change
+	 * of identity, just before the exec, clears this again. */
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+		return -errno;
 	return setsid() < 0 ? -errno : 0;
 }
 
 static int do_join(struct child *c, const struct step *s)
 {
 	struct slot *slot = c->i->slot;
-	int err = sys_setns(slot->net_fd, CLONE_NEWNET);
+	int err = sys_setns(c->i->net_fd, CLONE_NEWNET);
 
 	(void)s;
 	if (err)
 		return err;
 	if (!slot->has_cgroup_ns) {
-		c->user_fd = slot->user_fd;
+		c->user_fd = c->i->user_fd;
 		return sys_unshare(CLONE_NEWCGROUP);
 	}
 	/* One descriptor holds both: the cgroup namespace belongs to the user namespace. */
-	c->user_fd = ioctl(slot->user_fd, NS_GET_USERNS);
-	return c->user_fd < 0 ? -errno : sys_setns(slot->user_fd, CLONE_NEWCGROUP);
+	c->user_fd = ioctl(c->i->user_fd, NS_GET_USERNS);
+	return c->user_fd < 0 ? -errno : sys_setns(c->i->user_fd, CLONE_NEWCGROUP);
 }
 
 static int do_hostname(struct child *c, const struct step *s)
@@ -104,24 +110,37 @@ static int (*const run[OP_COUNT])(struct child *, const struct step *) = {
 	[OP_SECCOMP] = drop_seccomp, [OP_IDENTITY] = drop_identity, [OP_EXEC] = do_exec,
 };
 
-_Noreturn void child_run(struct instance *i, int status)
+/* The write end of the status pipe is opened here, by the name of the other: had the launcher made it,
+ * it could not close its own before the tables are apart, and would have to be told. */
+static int take_descriptors(struct instance *i)
 {
-	struct child c = {.i = i, .status_fd = status, .user_fd = -1, .work_fd = -1, .overlay_fd = -1,
+	int keep[] = {i->listener, i->user_fd, i->net_fd, i->status.fd};
+	int err = fds_keep(&i->launcher->loop, keep, 4);
+	char path[64];
+
+	if (err)
+		return err;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", i->status.fd);
+	return open_at(AT_FDCWD, path, O_WRONLY);
+}
+
+_Noreturn void child_run(struct instance *i)
+{
+	struct child c = {.i = i, .status_fd = take_descriptors(i), .user_fd = -1, .work_fd = -1, .overlay_fd = -1,
 			  .shared_fd = -1, .config_fd = -1};
 	struct report *report = i->report;
 	uint64_t before = now_ns();
 
-	for (unsigned n = i->plan->first_child; n < i->plan->count; n++) {
+	report->error = c.status_fd < 0 ? c.status_fd : 0;
+	report->opened = 1;
+	for (unsigned n = i->plan->first_child; n < i->plan->count && !report->error; n++) {
 		const struct step *s = &i->plan->steps[n];
 		uint64_t now;
 		int err;
 
 		report->step = n;
 		err = fault_injected(i->launcher, s->op) ? -EIO : run[s->op](&c, s);
-		if (err) {
-			report->error = err;
-			break;
-		}
+		report->error = err;
 		now = now_ns();
 		report->us[n] = (uint32_t)((now - before) / 1000);
 		before = now;

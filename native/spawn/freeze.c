@@ -84,12 +84,10 @@ void freeze_set(struct launcher *l, struct request *r)
 	int err = !z ? -ENOMEM : !i || i->state != RUNNING ? -ENOENT : 0;
 
 	if (!err) {
-		const struct request *known = i->request;
-
 		*z = (struct freeze){.launcher = l, .events = {-1, changed}, .reply = reply,
 				     .frozen = r->type == L_FREEZE};
 		snprintf(z->id, sizeof(z->id), "%s", i->id);
-		err = begin(z, known->work_group ? known->work_group : known->agent_group);
+		err = begin(z, *i->kept->work_group ? i->kept->work_group : i->kept->agent_group);
 		if (!err) {
 			timer_set(&l->loop, &z->timer, expire);
 			changed(&z->events, 0); /* it may be so already */

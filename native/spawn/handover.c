@@ -75,7 +75,7 @@ int hand_descriptors(struct child *c, const struct step *s)
 		else if (dup3(from[i], (int)i, i == count - 1 ? O_CLOEXEC : 0) < 0)
 			return -errno;
 	}
-	return sys_close_range(count, ~0u);
+	return sys_close_range(count, ~0u, false);
 }
 
 int drop_seccomp(struct child *c, const struct step *s)

@@ -7,12 +7,13 @@
 #include "loop.h"
 #include "plan.h"
 
-enum { BUCKETS = 4096, LAYER_TABLE_MAX = 512, IN_FLIGHT_MAX = 64, POOL_MAX = 256, VERSION = 1 };
+enum { BUCKETS = 4096, LAYER_TABLE_MAX = 512, IN_FLIGHT_MAX = 40, POOL_MAX = 256, VERSION = 1 };
 /* Exit status of a process that the launcher only adopted: the kernel tells it to the parent alone. */
 enum { STATUS_UNKNOWN = 0 };
 
 /* Filled by a starting child in shared memory; read by the launcher at the end of the status pipe. */
 struct report {
+	int32_t opened;     /* the child holds the status pipe: from now on its end means something */
 	int32_t error;      /* negative errno of the step at fault, or 0 */
 	uint32_t step;      /* index of the step under way */
 	uint32_t us[PLAN_MAX];
@@ -37,6 +38,14 @@ struct pending {
 	bool set;
 };
 
+/* What is remembered of a START for the life of its instance. Small on purpose: a clone copies the
+ * launcher's page tables, and an exec frees them, so that each page held here slows every START. */
+struct kept {
+	const char *agent_group, *work_group, *socket; /* work_group: "" if none */
+	const char *layers;                            /* texts one after another, an empty one last */
+	char text[];
+};
+
 struct instance {
 	struct instance *next;
 	char id[65];
@@ -44,7 +53,8 @@ struct instance {
 	bool adopted, group_killed;
 	struct slot *slot;
 	int wait_status;
-	struct request *request; /* START's, kept for its groups, socket and layers; ADOPT's likewise */
+	struct kept *kept;
+	struct request *request; /* START's until it has settled */
 	struct request *stop;    /* STOP's while it is under way */
 	struct pending start_reply, stop_reply;
 	struct launcher *launcher;
@@ -52,7 +62,7 @@ struct instance {
 	struct plan *plan;
 	struct report *report;
 	unsigned done; /* steps of the launcher that were done */
-	int listener;
+	int listener, user_fd, net_fd; /* low copies for the child, until it has settled */
 	uint64_t begun_ns;
 	struct watch status;
 	/* While alive */
@@ -77,7 +87,7 @@ struct launcher {
 	unsigned layer_count;
 	enum { UPPER_NONE, UPPER_BTRFS, UPPER_DIR } upper;
 	bool upper_quota;
-	int upper_fd;
+	int upper_fd, upper_place;
 	unsigned pool[POOL_MAX], pool_count, pool_next; /* numbers of clean spare subvolumes */
 	bool trash_running, trash_again;
 	uint64_t trash_next;
@@ -115,6 +125,9 @@ int image_load(const char *path);
 struct instance *instance_find(struct launcher *l, const char *id);
 void instance_add(struct launcher *l, struct instance *i);
 void instance_remove(struct launcher *l, struct instance *i);
+/* NULL when out of memory. */
+struct kept *kept_make(const struct request *r);
+bool kept_layer(const struct kept *k, const char *id);
 struct slot *slot_find(struct launcher *l, uint64_t id);
 void slot_add(struct launcher *l, struct slot *s);
 void slot_remove(struct launcher *l, struct slot *s);
@@ -168,8 +181,10 @@ int instance_adopt(struct launcher *l, struct request *r, struct failure *f);
 void instance_death(struct watch *w, uint32_t events);
 void instance_free(struct launcher *l, struct instance *i);
 void start_died(struct instance *i);
+/* Looks whether a starting child has reached its exec, or failed. */
+void start_settle(struct instance *i, bool ended);
 void instances_stop_all(struct launcher *l);
-_Noreturn void child_run(struct instance *i, int status);
+_Noreturn void child_run(struct instance *i);
 void freeze_set(struct launcher *l, struct request *r);
 
 #endif

@@ -126,9 +126,8 @@ static bool used(const struct launcher *l, const char *id)
 		return true;
 	for (unsigned b = 0; b < BUCKETS; b++)
 		for (const struct instance *i = l->instances[b]; i; i = i->next)
-			for (unsigned n = 0; n < i->request->layers.count; n++)
-				if (!strcmp(i->request->layers.items[n], id))
-					return true;
+			if (kept_layer(i->kept, id))
+				return true;
 	return false;
 }
 

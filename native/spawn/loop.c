@@ -1,6 +1,7 @@
 #include "loop.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,6 +85,35 @@ void loop_run(struct loop *l)
 	}
 }
 
+int fd_high(int fd)
+{
+	int high = fcntl(fd, F_DUPFD_CLOEXEC, FD_HIGH), err = errno;
+
+	close(fd);
+	return high < 0 ? -err : high;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	return *(const int *)a - *(const int *)b;
+}
+
+int fds_keep(const struct loop *l, int *keep, unsigned count)
+{
+	unsigned next = l->base;
+	int err = sys_close_range(FD_HIGH, ~0u, true);
+
+	qsort(keep, count, sizeof(*keep), by_value);
+	for (unsigned i = 0; i < count && !err; i++) {
+		if (keep[i] < (int)next)
+			continue;
+		if ((unsigned)keep[i] > next)
+			err = sys_close_range(next, (unsigned)keep[i] - 1, false);
+		next = (unsigned)keep[i] + 1;
+	}
+	return err ? err : sys_close_range(next, ~0u, false);
+}
+
 int job_fail(struct job_result *r, const char *step, int error)
 {
 	snprintf(r->step, sizeof(r->step), "%s", step);
@@ -143,6 +173,7 @@ static void job_ready(struct watch *w, uint32_t events)
 	timer_clear(&j->timer);
 	job_receive(j->channel, &r);
 	close(j->channel);
+	close(j->far);
 	j->done(j, &r);
 	free(j);
 }
@@ -167,16 +198,19 @@ int job_start(struct loop *l, int (*work)(void *arg, struct job_result *r), void
 		free(j);
 		return err;
 	}
-	*j = (struct job){.loop = l, .watch = {-1, job_ready}, .channel = pair[0], .done = done, .owner = owner};
-	pid = sys_clone(0, &pidfd, -1);
+	*j = (struct job){.loop = l, .watch = {-1, job_ready}, .channel = pair[0], .far = pair[1],
+			  .done = done, .owner = owner};
+	pid = sys_clone(CLONE_FILES, &pidfd, -1);
 	if (!pid) {
 		struct job_result r = {.fds = {-1, -1}};
+		int keep[] = {pair[1]};
 
-		r.error = work(arg, &r);
+		r.error = fds_keep(l, keep, 1);
+		if (!r.error)
+			r.error = work(arg, &r);
 		job_send(pair[1], &r);
 		_exit(0);
 	}
-	close(pair[1]);
 	err = pid < 0 ? pid : loop_watch(l, &j->watch, pidfd, EPOLLIN);
 	if (err < 0) {
 		if (pidfd >= 0) {
@@ -184,6 +218,7 @@ int job_start(struct loop *l, int (*work)(void *arg, struct job_result *r), void
 			close(pidfd);
 		}
 		close(pair[0]);
+		close(pair[1]);
 		free(j);
 		return err;
 	}

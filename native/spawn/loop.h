@@ -4,7 +4,9 @@
 
 #include "sys.h"
 
-enum { DEADLINE_S = 10 };
+/* Descriptors held for long live from FD_HIGH on. A child shares the table at first and leaves with the
+ * part below: its start does not copy, and then close, thousands of them. */
+enum { DEADLINE_S = 10, FD_HIGH = 256 };
 
 struct loop;
 
@@ -22,6 +24,7 @@ struct timer {
 
 struct loop {
 	int epoll;
+	unsigned base; /* descriptors below are the launcher's own and stay in children */
 	bool stop;
 	struct timer timers; /* head of the ring */
 };
@@ -32,6 +35,10 @@ int loop_watch(struct loop *l, struct watch *w, int fd, uint32_t events);
 void loop_close(struct loop *l, struct watch *w);
 void timer_set(struct loop *l, struct timer *t, void (*fire)(struct timer *));
 void timer_clear(struct timer *t);
+/* Moves a descriptor up; it is closed on failure. */
+int fd_high(int fd);
+/* For a child made with CLONE_FILES: its own table, with the base, those named, and no others. */
+int fds_keep(const struct loop *l, int *keep, unsigned count);
 /* Runs until l->stop. */
 void loop_run(struct loop *l);
 
@@ -47,7 +54,7 @@ struct job {
 	struct loop *loop;
 	struct watch watch; /* pidfd */
 	struct timer timer;
-	int channel;
+	int channel, far; /* both ends: the child shares the table when it starts */
 	void (*done)(struct job *j, struct job_result *r);
 	void *owner;
 };

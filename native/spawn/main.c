@@ -143,6 +143,8 @@ static int prepare(struct launcher *l, const char *init, struct failure *f)
 	err = loop_init(&l->loop);
 	if (err)
 		return fail(f, "epoll", err, "loop");
+	l->upper_place = open_at(AT_FDCWD, "/upper", O_PATH);
+	l->loop.base = (unsigned)l->upper_place + 1;
 	upper_recover(l);
 	err = serve_open(l);
 	return err ? fail(f, "listen", err, "%s/spawn.sock", l->run_dir) : 0;

@@ -18,7 +18,7 @@ static const struct {
 	[OP_UPPER] = {"upper", "make /upper/$a ($b): u owned by $n mode 0755, w root's mode 0700"},
 	[OP_LIMIT] = {"limit", "/upper/$a to $n bytes"},
 	[OP_CLONE] = {"clone", "new pid, ipc and uts namespaces, into $a"},
-	[OP_SESSION] = {"session", "setsid, umask 0"},
+	[OP_SESSION] = {"session", "setsid, umask 0, to die with the launcher until the exec"},
 	[OP_JOIN] = {"join", "network namespace of slot $n, $a cgroup namespace"},
 	[OP_HOSTNAME] = {"hostname", "$a"},
 	[OP_TASKS] = {"tasks", "open $a for writing"},

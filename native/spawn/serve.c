@@ -173,8 +173,6 @@ static void serve(struct launcher *l, struct request *r)
 		return;
 	case L_ADOPT:
 		err = instance_adopt(l, r, &f);
-		if (!err)
-			r = NULL; /* the instance keeps it */
 		break;
 	case L_SLOT_DROP:
 		err = slot_drop(l, r, &f);

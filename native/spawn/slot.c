@@ -190,8 +190,8 @@ static void slot_made(struct job *j, struct job_result *r)
 
 	if (s) {
 		*s = (struct slot){.id = o->request->slot, .uid_base = o->request->uid_base,
-				   .owner_uid = o->request->owner_uid, .user_fd = r->fds[0],
-				   .net_fd = r->fds[1], .sockets = r->value,
+				   .owner_uid = o->request->owner_uid, .user_fd = fd_high(r->fds[0]),
+				   .net_fd = fd_high(r->fds[1]), .sockets = r->value,
 				   .has_cgroup_ns = o->request->agent_group};
 		slot_add(o->launcher, s);
 		reply_ok(o->launcher, &o->reply, answer());

@@ -1,6 +1,7 @@
 /* START: plan, the launcher's steps, the clone; then, asynchronously, the answer or the undoing. */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,29 +38,33 @@ static int listen_at(const char *path)
 static int clone_child(struct instance *i, const char *group)
 {
 	close_auto int dir = open_at(AT_FDCWD, group, O_RDONLY | O_DIRECTORY);
-	int status[2], pidfd = -1;
+	int status[2], pidfd = -1, err;
 
 	if (dir < 0)
 		return dir;
-	if (pipe2(status, O_CLOEXEC | O_NONBLOCK) < 0)
+	i->user_fd = fcntl(i->slot->user_fd, F_DUPFD_CLOEXEC, 3);
+	i->net_fd = fcntl(i->slot->net_fd, F_DUPFD_CLOEXEC, 3);
+	if (i->user_fd < 0 || i->net_fd < 0 || pipe2(status, O_CLOEXEC | O_NONBLOCK) < 0)
 		return -errno;
-	i->pid = sys_clone(CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS, &pidfd, dir);
-	if (!i->pid)
-		child_run(i, status[1]);
-	close(status[1]);
-	if (i->pid < 0) {
+	close(status[1]); /* the child opens its own */
+	err = loop_watch(&i->launcher->loop, &i->status, status[0], EPOLLET);
+	if (err) {
 		close(status[0]);
-		return i->pid;
+		return err;
 	}
-	if (loop_watch(&i->launcher->loop, &i->status, status[0], 0) ||
-	    loop_watch(&i->launcher->loop, &i->death, pidfd, EPOLLIN)) {
-		/* Out of memory for one watch: the process must not stay. Its end is not waited for. */
-		sys_pidfd_kill(pidfd);
-		loop_close(&i->launcher->loop, &i->status);
-		close(pidfd);
-		return -ENOMEM;
-	}
-	return 0;
+	i->pid = sys_clone(CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_FILES, &pidfd, dir);
+	if (!i->pid)
+		child_run(i);
+	if (i->pid > 0)
+		pidfd = fd_high(pidfd);
+	err = i->pid < 0 ? i->pid : pidfd < 0 ? pidfd : loop_watch(&i->launcher->loop, &i->death, pidfd, EPOLLIN);
+	if (!err)
+		return 0;
+	/* Without a watch the process must not stay. Its end is not waited for. */
+	if (i->pid > 0)
+		kill(i->pid, SIGKILL);
+	loop_close(&i->launcher->loop, &i->status);
+	return err;
 }
 
 static int run_step(struct instance *i, struct step *s)
@@ -98,13 +103,20 @@ static int run_step(struct instance *i, struct step *s)
 	}
 }
 
+static void close_low(struct instance *i)
+{
+	close_ptr(&i->listener);
+	close_ptr(&i->user_fd);
+	close_ptr(&i->net_fd);
+	i->listener = i->user_fd = i->net_fd = -1;
+}
+
 /* In reverse order; what was there before stays. */
 static void undo(struct instance *i)
 {
 	struct launcher *l = i->launcher;
 
-	close_ptr(&i->listener);
-	i->listener = -1;
+	close_low(i);
 	if (i->request->work_group)
 		group_clear(i->request->work_group);
 	if (i->request->upper_from && i->done)
@@ -150,7 +162,9 @@ static void report_free(struct instance *i)
 		i->launcher->reports_used &= ~(1ull << (i->report - i->launcher->reports));
 	i->report = NULL;
 	free(i->plan);
+	free(i->request);
 	i->plan = NULL;
+	i->request = NULL;
 }
 
 /* The process is gone (or never was): undo, answer, forget. */
@@ -193,23 +207,29 @@ static bool exec_reached(const struct instance *i)
 	return !i->report->error && i->plan->steps[i->report->step].op == OP_EXEC;
 }
 
-/* The status pipe has ended: exec was reached, or the child is ending. */
-static void settled(struct watch *w, uint32_t events)
+void start_settle(struct instance *i, bool ended)
 {
-	struct instance *i = container_of(w, struct instance, status);
+	char byte;
 
-	(void)events;
-	loop_close(&i->launcher->loop, w);
+	/* Before the child has opened it, and while it is open, the end of the pipe is none. */
+	if (!ended && (!i->report->opened || read(i->status.fd, &byte, 1)))
+		return;
+	loop_close(&i->launcher->loop, &i->status);
 	if (!exec_reached(i)) {
 		i->state = UNDOING; /* its death is watched */
 		return;
 	}
 	timer_clear(&i->timer);
-	close_ptr(&i->listener);
-	i->listener = -1;
+	close_low(i);
 	i->state = RUNNING;
 	reply_started(i);
 	report_free(i);
+}
+
+static void status_ready(struct watch *w, uint32_t events)
+{
+	(void)events;
+	start_settle(container_of(w, struct instance, status), false);
 }
 
 static void expire(struct timer *t)
@@ -246,6 +266,9 @@ static int check(struct launcher *l, const struct request *r, struct slot *slot,
 	for (unsigned n = 0; n < r->layers.count; n++)
 		if (!layer_known(l, r->layers.items[n]))
 			return fail(f, "layer", -ENOENT, "%s", r->layers.items[n]);
+	/* Kept by an earlier STOP: it must not go with the undoing of a snapshot over it. */
+	if (!faccessat(l->upper_fd, r->instance, F_OK, AT_SYMLINK_NOFOLLOW))
+		return fail(f, "upper", -EEXIST, "%s", r->instance);
 	roots_add(&run, l->run_dir);
 	if (!path_below(r->socket, &run))
 		return fail(f, "path", -EACCES, "%s", r->socket);
@@ -271,7 +294,8 @@ static struct instance *instance_new(struct launcher *l, struct request *r, stru
 	struct plan_facts facts = {.upper_btrfs = l->upper == UPPER_BTRFS,
 				   .slot_cgroup_ns = slot->has_cgroup_ns, .uid_base = slot->uid_base,
 				   .owner_uid = slot->owner_uid, .masks = l->masks};
-	int err = i && plan ? plan_start(plan, r, &facts) : -ENOMEM;
+	struct kept *kept = kept_make(r);
+	int err = i && plan && kept ? plan_start(plan, r, &facts) : -ENOMEM;
 	unsigned n = 0;
 
 	while (n < IN_FLIGHT_MAX && l->reports_used >> n & 1)
@@ -281,12 +305,14 @@ static struct instance *instance_new(struct launcher *l, struct request *r, stru
 	if (err) {
 		free(i);
 		free(plan);
+		free(kept);
 		fail(f, "plan", err, "%s", r->instance);
 		return NULL;
 	}
-	*i = (struct instance){.launcher = l, .slot = slot, .request = r, .plan = plan, .listener = -1,
+	*i = (struct instance){.launcher = l, .slot = slot, .request = r, .kept = kept, .plan = plan, .listener = -1,
+			       .user_fd = -1, .net_fd = -1,
 			       .begun_ns = now_ns(), .report = &l->reports[n],
-			       .status = {-1, settled}, .death = {-1, instance_death}};
+			       .status = {-1, status_ready}, .death = {-1, instance_death}};
 	snprintf(i->id, sizeof(i->id), "%s", r->instance);
 	l->reports_used |= 1ull << n;
 	memset(i->report, 0, sizeof(*i->report));

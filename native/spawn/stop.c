@@ -20,6 +20,7 @@ void instance_free(struct launcher *l, struct instance *i)
 		l->adopted--;
 	timer_clear(&i->timer);
 	loop_close(&l->loop, &i->death);
+	free(i->kept);
 	free(i->request);
 	free(i);
 }
@@ -68,10 +69,10 @@ static void finish(struct instance *i, const char *why)
 	struct failure f = {0};
 
 	read_back(l, i->stop, b);
-	if (i->request->work_group)
-		group_clear(i->request->work_group);
-	group_clear(i->request->agent_group);
-	if (clean(l, i->stop, i->request->socket, &f)) {
+	if (*i->kept->work_group)
+		group_clear(i->kept->work_group);
+	group_clear(i->kept->agent_group);
+	if (clean(l, i->stop, i->kept->socket, &f)) {
 		log_line(l, "stop %s: %s: %s: %s", i->id, f.step, strerror(-f.error), f.text);
 		if (!*why)
 			why = f.text;
@@ -99,7 +100,7 @@ static void net_replaced(struct job *j, struct job_result *r)
 		return;
 	}
 	close(s->net_fd);
-	s->net_fd = r->fds[0];
+	s->net_fd = fd_high(r->fds[0]);
 	s->sockets = r->value;
 	finish(i, "");
 }
@@ -126,11 +127,8 @@ void instance_death(struct watch *w, uint32_t events)
 	struct launcher *l = i->launcher;
 
 	(void)events;
-	if (i->state == STARTING && i->status.fd >= 0) {
-		struct watch *status = &i->status;
-
-		status->ready(status, 0); /* its end came first, or with it */
-	}
+	if (i->state == STARTING)
+		start_settle(i, true); /* it may have reached its exec before */
 	if (i->state == UNDOING) {
 		start_died(i);
 		return;
@@ -157,7 +155,7 @@ static void expire(struct timer *t)
 	struct instance *i = container_of(t, struct instance, timer);
 
 	i->state = RUNNING;
-	i->group_killed = !group_kill(i->request->agent_group);
+	i->group_killed = !group_kill(i->kept->agent_group);
 	reply_fail(i->launcher, &i->stop_reply, "kill", -ETIMEDOUT, i->id);
 	free(i->stop);
 	i->stop = NULL;
@@ -232,6 +230,7 @@ static bool in_group(const char *group, uint64_t pid)
 int instance_adopt(struct launcher *l, struct request *r, struct failure *f)
 {
 	struct instance *i;
+	struct kept *k;
 	struct slot *s;
 	int pidfd, err;
 
@@ -240,15 +239,18 @@ int instance_adopt(struct launcher *l, struct request *r, struct failure *f)
 	if (!path_below(r->agent_group, &l->cgroup_roots))
 		return fail(f, "path", -EACCES, "%s", r->agent_group);
 	pidfd = sys_pidfd_open((pid_t)r->pid);
+	if (pidfd >= 0)
+		pidfd = fd_high(pidfd);
 	if (pidfd < 0)
 		return fail(f, "pid", pidfd, "%s", r->instance);
 	i = calloc(1, sizeof(*i));
 	s = calloc(1, sizeof(*s));
-	err = !i || !s ? -ENOMEM : in_group(r->agent_group, r->pid) ? 0 : -ESRCH;
+	k = kept_make(r);
+	err = !i || !s || !k ? -ENOMEM : in_group(r->agent_group, r->pid) ? 0 : -ESRCH;
 	if (!err) {
 		*s = (struct slot){.id = r->slot, .adopted = true, .user_fd = -1, .net_fd = -1, .user = i};
 		*i = (struct instance){.launcher = l, .state = RUNNING, .adopted = true, .slot = s,
-				       .request = r, .listener = -1, .status = {-1, NULL},
+				       .kept = k, .listener = -1, .user_fd = -1, .net_fd = -1, .status = {-1, NULL},
 				       .death = {-1, instance_death}, .pid = (pid_t)r->pid};
 		snprintf(i->id, sizeof(i->id), "%s", r->instance);
 		err = loop_watch(&l->loop, &i->death, pidfd, EPOLLIN);
@@ -257,6 +259,7 @@ int instance_adopt(struct launcher *l, struct request *r, struct failure *f)
 		close(pidfd);
 		free(i);
 		free(s);
+		free(k);
 		return fail(f, "adopt", err, "%s", r->instance);
 	}
 	slot_add(l, s);
@@ -272,7 +275,7 @@ void instances_stop_all(struct launcher *l)
 
 	for (unsigned b = 0; b < BUCKETS; b++)
 		for (struct instance *i = l->instances[b]; i; i = i->next) {
-			group_kill(i->request->agent_group);
+			group_kill(i->kept->agent_group);
 			if (i->death.fd >= 0)
 				sys_pidfd_kill(i->death.fd);
 		}
@@ -284,12 +287,11 @@ void instances_stop_all(struct launcher *l)
 
 			if (p.fd >= 0 && poll(&p, 1, now < until ? (int)((until - now) / 1000000) : 0) == 1)
 				sys_reap(p.fd, &status);
-			if (i->request->work_group)
-				group_clear(i->request->work_group);
+			if (*i->kept->work_group)
+				group_clear(i->kept->work_group);
 			upper_remove(l, i->id);
-			unlink(i->request->socket);
+			unlink(i->kept->socket);
 			loop_close(&l->loop, &i->status);
-			close_ptr(&i->listener);
 			free(i->plan);
 			free(i->stop);
 			instance_free(l, i);

@@ -135,9 +135,9 @@ int sys_pidfd_kill(int pidfd)
 	return result(syscall(__NR_pidfd_send_signal, pidfd, SIGKILL, NULL, 0));
 }
 
-int sys_close_range(unsigned first, unsigned last)
+int sys_close_range(unsigned first, unsigned last, bool unshare)
 {
-	return result(syscall(__NR_close_range, first, last, 0));
+	return result(syscall(__NR_close_range, first, last, unshare ? 2 /* CLOSE_RANGE_UNSHARE */ : 0));
 }
 
 int sys_execveat(int fd, char *const argv[], char *const envp[])

@@ -24,6 +24,9 @@
 #define CLONE_NEWPID 0x20000000
 #define CLONE_NEWNET 0x40000000
 #endif
+#ifndef CLONE_FILES
+#define CLONE_FILES 0x00000400
+#endif
 #ifndef CLONE_NEWTIME
 #define CLONE_NEWTIME 0x00000080
 #endif
@@ -59,7 +62,8 @@ int sys_setns(int fd, int type);
 int sys_unshare(int flags);
 int sys_pidfd_open(pid_t pid);
 int sys_pidfd_kill(int pidfd);
-int sys_close_range(unsigned first, unsigned last);
+/* With `unshare` the table of descriptors becomes the caller's own, without those in the range. */
+int sys_close_range(unsigned first, unsigned last, bool unshare);
 int sys_execveat(int fd, char *const argv[], char *const envp[]);
 /* Reaps the child behind pidfd without blocking; its wait status, or -EAGAIN, -ECHILD. */
 int sys_reap(int pidfd, int *status);

@@ -53,8 +53,6 @@ int upper_make(struct launcher *l, const char *id, uint64_t uid_base)
 {
 	int err;
 
-	if (!faccessat(l->upper_fd, id, F_OK, AT_SYMLINK_NOFOLLOW))
-		return -EEXIST;
 	if (l->upper == UPPER_DIR)
 		err = mkdirat(l->upper_fd, id, 0700) < 0 ? -errno : 0;
 	else if (take_spare(l, id))
@@ -174,10 +172,13 @@ static int upper_take(struct launcher *l, bool btrfs)
 {
 	DIR *dir;
 	struct dirent *e;
-	int fd = open_at(AT_FDCWD, "/upper", O_RDONLY | O_DIRECTORY);
+	close_auto int opened = open_at(AT_FDCWD, "/upper", O_RDONLY | O_DIRECTORY);
+	int fd = opened;
 
 	if (fd < 0)
 		return fd;
+	/* Onto the place kept for it among the descriptors that children keep. */
+	fd = dup3(fd, l->upper_place, O_CLOEXEC);
 	l->upper_fd = fd;
 	l->upper = btrfs ? UPPER_BTRFS : UPPER_DIR;
 	dir = opendir("/upper");
