@@ -174,12 +174,11 @@ class Stand:
         self, *, leave: Callable[[], None] | None = None, **changes: Any
     ) -> AsyncIterator[tuple[Node, Api]]:
         node = self.build(**changes)
-        async with running(node, leave=leave) as listener:
-            async with Api(node.config.socket_path) as api:
-                api.tcp = listener.tcp
-                yield node, api
-                await settle()
-                node.check_invariants()
+        async with running(node, leave=leave) as listener, Api(node.config.socket_path) as api:
+            api.tcp = listener.tcp
+            yield node, api
+            await settle()
+            node.check_invariants()
 
 
 class Api:

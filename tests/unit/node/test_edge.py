@@ -190,10 +190,9 @@ async def test_oversized_body_is_refused_with_and_without_its_length(stand) -> N
     ],
 )
 async def test_id_that_is_none_is_refused(stand, path) -> None:
-    async with stand.serving() as (_, api):
-        async with api.session.get(URL(path, encoded=True)) as answer:
-            assert answer.status in {404, 422}
-            assert (await answer.json())["fault"] == "caller"
+    async with stand.serving() as (_, api), api.session.get(URL(path, encoded=True)) as answer:
+        assert answer.status in {404, 422}
+        assert (await answer.json())["fault"] == "caller"
 
 
 async def test_unknown_sandbox_operation_path_and_method_are_told_apart(stand) -> None:

@@ -272,7 +272,7 @@ async def test_full_node_answers_which_limit_and_when_to_come_back(stand) -> Non
 
 async def test_creates_wait_in_a_bounded_queue(stand) -> None:
     limits = Limits(creates_in_flight_max=1, creates_waiting_max=2, **FREE)
-    async with stand.serving(limits=limits) as (node, api):
+    async with stand.serving(limits=limits) as (node, _api):
         stand.backend.knobs.slow_create_s = 0.05
         calls = [node.lives.create(SandboxSpec()) for _ in range(6)]
         results = await asyncio.gather(*calls, return_exceptions=True)
@@ -299,7 +299,7 @@ async def test_short_memory_refuses_creates_until_it_is_back(stand, manual) -> N
 
 async def test_too_many_commands_are_refused(stand) -> None:
     limits = Limits(operations_per_sandbox_max=2, operations_max=3, **FREE)
-    async with stand.serving(limits=limits) as (node, api):
+    async with stand.serving(limits=limits) as (node, _api):
         sandboxes = [await node.lives.create(SandboxSpec()) for _ in range(3)]
         slow = CommandSpec(argv=("sleep", "60"))
         for sandbox in (sandboxes[0], sandboxes[0], sandboxes[1]):

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, OutcomeUnknown
 from skerry.node.command import check_signal
 from skerry.node.node import Node
 from skerry.node.server.bodies import COMMAND, SIGNAL
@@ -65,6 +65,10 @@ async def run(node: Node, exchange: Exchange) -> None:
         exchange.allow("op", "on_disconnect")
     op, kill = op_of(exchange), kills(exchange)
     spec = await exchange.body(COMMAND)
+    if op is None:
+        exchange.when_cut = OutcomeUnknown(
+            "the node is ending; the command may go on, and has no id by which to find it"
+        )
     if not kill:
         await exchange.reply(await node.operations.run(sandbox, op, spec))
         return

@@ -5,6 +5,7 @@ Raw ASGI on purpose: this is the hot path, and every body and answer is a msgspe
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
@@ -13,7 +14,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from skerry.errors import Bug, InvalidRequest, SkerryError
+from skerry.errors import Bug, InvalidRequest, SkerryError, Unavailable
 from skerry.spec.limits import MIB
 from skerry.wire.http import JSON, MSGPACK, ErrorBody
 
@@ -48,13 +49,14 @@ class Body(Generic[T]):
 class Exchange:
     """One request. Everything that a client can get wrong here raises InvalidRequest."""
 
-    __slots__ = ("_packed", "_params", "receive", "scope", "send", "started")
+    __slots__ = ("_packed", "_params", "receive", "scope", "send", "started", "when_cut")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.receive = receive
         self.send = send
         self.started = False
+        self.when_cut: SkerryError = Unavailable("the node is ending: ask again")
         self._params: dict[str, list[str]] | None = None
         self._packed: bool | None = None
 
@@ -291,6 +293,11 @@ class Endpoint:
             await exchange.fail(error)
         except ClientGone:
             return
+        except asyncio.CancelledError:
+            # The node is ending, and this is the request's last breath: nobody waits for the
+            # cancellation itself, and uvicorn would answer it with a bare 500.
+            if not exchange.started:
+                await exchange.fail(exchange.when_cut)
         except Exception as error:
             log.exception("%s %s", scope["method"], scope["path"])
             if not exchange.started:
