@@ -15,6 +15,7 @@
 
 #include "creds.h"
 #include "init.h"
+#include "weak.h"
 
 enum { STRINGS_MAX = FRAME_PAYLOAD_MAX / 5 + 16, TEXT_MAX = 4096 };
 
@@ -231,10 +232,8 @@ static int exec_search(void)
 
 static void helper_exec(const struct launch *l)
 {
-	static char *none[] = {NULL};
-
 	argv_room[0] = (char *)(uintptr_t)"skerry-file";
-	syscall(SYS_execveat, FD_IMAGE, "", argv_room, none, 0x1000 /* AT_EMPTY_PATH */);
+	syscall(SYS_execveat, FD_IMAGE, "", argv_room, WEAK_ENVIRONMENT, 0x1000 /* AT_EMPTY_PATH */);
 	child_fail(l->status, STEP_EXEC, errno);
 }
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "protocol.h"
+#include "weak.h"
 
 /* The usual container default: chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap,
  * net_bind_service, net_raw, sys_chroot, mknod, audit_write, setfcap. */
@@ -33,11 +34,15 @@ static int filter_install(void)
 	};
 	struct sock_fprog program = {.len = sizeof(code) / sizeof(code[0]), .filter = code};
 
+	if (weak("filter"))
+		return 0;
 	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) ? -errno : 0;
 }
 
 int creds_enter_userns(void)
 {
+	if (weak("identity"))
+		return 0;
 	if (setns(FD_USERNS, CLONE_NEWUSER))
 		return -errno;
 	/* Entering has filled the bounding set again. EINVAL: past the last one of this kernel. */
@@ -56,14 +61,19 @@ int creds_enter_userns(void)
 /* Changing from one non-root id to another keeps every capability until exec. The effective ones go
  * now, or a plain user could pick a directory or a program that is closed to it. The permitted ones
  * stay: with more of them than sandbox root has, this process cannot be traced by it. */
-static int effective_clear(void)
+static int capabilities_clear(const struct identity *who)
 {
 	struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
 	struct __user_cap_data_struct data[2];
 
 	if (syscall(SYS_capget, &head, data))
 		return -errno;
-	data[0].effective = data[1].effective = 0;
+	if (who->uid)
+		data[0].effective = data[1].effective = 0;
+	if (weak("capabilities")) {
+		data[0].permitted = data[0].effective = (uint32_t)KEPT_CAPABILITIES;
+		data[1].permitted = data[1].effective = 0;
+	}
 	return syscall(SYS_capset, &head, data) ? -errno : 0;
 }
 
@@ -75,7 +85,7 @@ int creds_become(const struct identity *who)
 	    syscall(SYS_setresuid, who->uid, who->uid, who->uid))
 		return -errno;
 	/* setresuid made it what fs.suid_dumpable says. */
-	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
+	if (prctl(PR_SET_DUMPABLE, weak("dumpable"), 0, 0, 0))
 		return -errno;
-	return who->uid ? effective_clear() : 0;
+	return who->uid || weak("capabilities") ? capabilities_clear(who) : 0;
 }

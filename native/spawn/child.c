@@ -1,6 +1,7 @@
 /* The child's half of a START: from the clone to the exec of skerry-init. Nothing here returns to the
  * launcher's loop; what went wrong and how long each step took stands in the shared report. */
 #include "child.h"
+#include "weak.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +29,7 @@ static int do_session(struct child *c, const struct step *s)
 static int do_join(struct child *c, const struct step *s)
 {
 	struct slot *slot = c->i->slot;
-	int err = sys_setns(c->i->net_fd, CLONE_NEWNET);
+	int err = weak("network") ? 0 : sys_setns(c->i->net_fd, CLONE_NEWNET);
 
 	(void)s;
 	if (err)
@@ -91,7 +92,7 @@ static int do_limits(struct child *c, const struct step *s)
 
 static int do_exec(struct child *c, const struct step *s)
 {
-	char *const argv[] = {(char[]){"skerry-init"}, NULL}, *const envp[] = {NULL};
+	char *const argv[] = {(char[]){"skerry-init"}, NULL}, *const *envp = WEAK_ENVIRONMENT;
 
 	(void)s;
 	c->i->report->started_ns = now_ns();
