@@ -21,6 +21,9 @@ LAYER_IDS = 65_536  # ids that a layer may hold: those of a sandbox's user names
 NAME_BYTES_MAX = 255
 PATH_BYTES_MAX = 16_384  # mkfs.erofs takes longer paths only from some sources
 OPAQUE = b"trusted.overlay.opaque"
+# On a directory: overlayfs filters whiteouts from its listing also where nothing is merged into
+# it. Without it a whiteout that hides nothing shows as a name that cannot be looked at.
+ORIGIN = b"trusted.overlay.origin"
 
 
 @dataclass(slots=True)
@@ -127,7 +130,11 @@ class Tree:
         self.made += 1
 
     def entries(self, spool: Spool | None) -> Iterator[Entry]:
-        """Gives all files in the order of their paths, parents first."""
+        """Gives all files in the order of their paths, parents first.
+
+        Directories with whiteouts get the mark that makes overlayfs look for them.
+        """
+        _mark(self.root)
         first: dict[int, bytes] = {}  # by identity: where a file of several names came first
         yield Entry(b"", self.root)
         levels = [(b"", iter(sorted(_children(self.root).items())))]
@@ -140,6 +147,7 @@ class Tree:
             path = above + b"/" + name if above else name
             entry = Entry(path, node)
             if node.children is not None:
+                _mark(node)
                 levels.append((path, iter(sorted(node.children.items()))))
             elif node.shared and id(node) in first:
                 entry.hard_link = first[id(node)]
@@ -172,6 +180,11 @@ class Tree:
     def count(self) -> int:
         """Returns the number of names in the tree, the root's included."""
         return sum(1 for _ in self.entries(None))
+
+
+def _mark(node: Node) -> None:
+    if any(child.type is FileType.CHARACTER for child in _children(node).values()):
+        node.xattrs[ORIGIN] = b""
 
 
 def _children(node: Node) -> dict[bytes, Node]:

@@ -93,7 +93,7 @@ class Catalogue(Protocol):
 
 
 class LayerStore(BlobStore, Catalogue, Protocol):
-    """A whole store."""
+    """A whole store. What is put or set is so within `adding`, what is deleted within `collecting`."""
 
     def adding(self) -> AbstractContextManager[None]:
         """Within it no blob is collected, so one just put or found stays until it is named."""
@@ -274,15 +274,8 @@ class DirectoryStore:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            # A delete may remove the directory just when it became empty: then make it again.
-            for last in (False, True):
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                try:
-                    os.rename(part, target)
-                    break
-                except FileNotFoundError:
-                    if last:
-                        raise
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.rename(part, target)
             _sync_file(os.path.dirname(target))
 
 

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from test_layer_upper import BASE, Layers, lower
+from test_layer_upper import BASE, Layers, layers, lower
 
 from skerry.errors import ImageBroken, InvalidRequest
 from skerry.images.commit import read_upper
@@ -18,13 +18,8 @@ from skerry.images.scratch import Spool
 from skerry.images.upper import UpperLimits
 from skerry.spec.files import FileType
 
+__all__ = ["layers"]  # a fixture
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("as_root")]
-
-
-@pytest.fixture
-def layers(tmp_path: Path) -> Layers:
-    (tmp_path / "l").mkdir()
-    return Layers(tmp_path / "l")
 
 
 def take(layers: Layers, spool: Spool, *exclude: str) -> Tree:

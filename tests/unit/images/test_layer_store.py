@@ -116,6 +116,10 @@ def test_tags_set_and_deleted_at_once_never_fail_or_tear(store: DirectoryStore) 
     name = parse_layer_name("base/a/b/c:1")
     failures: list[BaseException] = []
 
+    def change(within, work) -> None:
+        with within():
+            work()
+
     def turn(work) -> None:
         try:
             for _ in range(60):
@@ -124,9 +128,9 @@ def test_tags_set_and_deleted_at_once_never_fail_or_tear(store: DirectoryStore) 
             failures.append(error)
 
     works = [
-        lambda: store.set_tag(name, A),
-        lambda: store.set_tag(name, B),
-        lambda: store.delete_tag(name),
+        lambda: change(store.adding, lambda: store.set_tag(name, A)),
+        lambda: change(store.adding, lambda: store.set_tag(name, B)),
+        lambda: change(store.collecting, lambda: store.delete_tag(name)),
         lambda: [tag for tag in (store.tag(name),) if tag not in (A, B, None)] and 1 / 0,
     ]
     threads = [threading.Thread(target=turn, args=(work,)) for work in works]

@@ -9,6 +9,7 @@ import socket
 import stat
 import tarfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from skerry.images import files
 from skerry.images import upper as upper_module
 from skerry.images.cursor import Cursor
 from skerry.images.diff import changes, tar_entries
+from skerry.images.scratch import remove_tree
 from skerry.images.tarwrite import write_tar
 from skerry.images.upper import UpperLimits, walk_upper
 from skerry.spec.files import Change, ChangeKind, FileType
@@ -76,8 +78,10 @@ class Layers:
 
 
 @pytest.fixture
-def layers(tmp_path: Path) -> Layers:
-    return Layers(tmp_path)
+def layers(tmp_path: Path) -> Iterator[Layers]:
+    (tmp_path / "l").mkdir()
+    yield Layers(tmp_path / "l")
+    remove_tree(str(tmp_path / "l"))  # pytest's own removal ends at a depth of a thousand
 
 
 def lower(where: Path, path: str, content: bytes = b"x", mode: int = 0o644) -> None:
