@@ -87,10 +87,13 @@ def tell_what_next(app: App, records: Sequence[RolloutRecord], path: str, *, goo
     app.line(f"Trajectories and verdicts are in {os.path.relpath(path) if _near(path) else path}.")
     cheats = [item for item in records if item.policy == "cheat"]
     chosen = (cheats or list(records))[0]
-    app.line(f"  skerry trace show {chosen.rollout:<30} what this cheat did, and the evidence")
-    app.line(f"  skerry trace verify {'':<28} that nobody changed the record")
-    app.line(f"  skerry run default -- python3 -c 'print(6*7)' {'':<2} a sandbox of your own")
-    app.line("  skerry rollout TASKS --model URL ...            the same with a model")
+    for command, why in (
+        (f"skerry trace show {chosen.rollout}", "what this one did, and the evidence"),
+        ("skerry trace verify", "that nobody changed the record"),
+        ("skerry run default -- python3 -c 'print(6*7)'", "a sandbox of your own"),
+        ("skerry rollout TASKS --model URL ...", "the same with a model"),
+    ):
+        app.line(f"  {command:<47} {why}")
 
 
 def _near(path: str) -> bool:

@@ -190,7 +190,9 @@ def show_table(app: App, records: Sequence[RolloutRecord]) -> None:
     from rich.text import Text
 
     groups: dict[tuple[str, str], list[RolloutRecord]] = {}
-    for record in sorted(records, key=lambda item: item.policy != "gold"):
+    records = sorted(records, key=lambda item: item.rollout)  # the order of the plan
+    policies = list(dict.fromkeys(record.policy for record in records))
+    for record in sorted(records, key=lambda item: policies.index(item.policy)):
         groups.setdefault((who(record), record.task), []).append(record)
     several = any(len(group) > 1 for group in groups.values())
     rows = []
