@@ -24,6 +24,7 @@ class ContainerBackend:
     def __init__(self, places: Places, log: logging.Logger) -> None:
         self.places, self.log = places, log
         self.layout = host.layout()
+        self._room = uppers.Room(places.state_dir)
         self._parts: Parts | None = None
         self._store: uppers.UpperPlan | None = None
         self._keepers: list[asyncio.Task[None]] = []
@@ -83,15 +84,14 @@ class ContainerBackend:
         parts = self._parts
         self._closing = True
         await parts.settle()
-        for task in self._keepers:
-            task.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
-        self._keepers.clear()
         if not keep_instances:
             await recovery.sweep(parts)
             await _all(instance.destroy for instance in list(parts.instances.values()))
         await parts.settle()
-        await parts.slots.drop_idle()
+        await parts.slots.close()
+        await parts.layers.close()
+        await asyncio.gather(*self._keepers)
+        self._keepers.clear()
         if not keep_instances:
             await parts.layers.unmount_unused(0.0)
         if parts.process is not None:
@@ -107,7 +107,7 @@ class ContainerBackend:
             raise Unavailable("the container backend is being closed")
         if request.instance_id in parts.instances or request.instance_id in parts.making:
             raise Conflict(f"instance {request.instance_id} exists")
-        uppers.check_room(self.places.state_dir)
+        self._room.check()
         parts.making.add(request.instance_id)
         making = asyncio.create_task(creation.create(parts, request))
         parts.track(making)

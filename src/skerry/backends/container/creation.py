@@ -9,7 +9,7 @@ from skerry.backends.container.cores import confine
 from skerry.backends.container.environment import environment
 from skerry.backends.container.instance import ContainerInstance, Facts
 from skerry.backends.container.parts import Parts
-from skerry.backends.container.remains import boot_id, process_start
+from skerry.backends.container.remains import process_start
 from skerry.backends.container.slots import Slot
 from skerry.backends.shared.cgroup import Limits
 from skerry.backends.shared.launcher import LauncherFailed
@@ -82,7 +82,7 @@ async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerI
         slot=slot.number,
         pid=0,
         start_ticks=0,
-        boot=boot_id(),
+        boot=parts.boot,
         layers=request.rootfs.layers,
         limits=limits,
         base=slot.base,
@@ -96,8 +96,7 @@ async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerI
         slot.limits = limits
         instance.born(started.pid, process_start(started.pid), parts.cores.take(request.cpu))
         confine(started.pid, instance.facts.cores)
-        pairs = (text.partition("=") for text in started.step_us)
-        instance.stages_us = {name: int(us) for name, _, us in pairs if us.isdigit()}
+        instance.stages = started.step_us
     except BaseException:
         parts.forget(instance.id)
         raise

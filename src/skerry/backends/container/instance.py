@@ -55,7 +55,7 @@ class ContainerInstance:
         self.facts = facts
         self.slot = slot
         self.paused = False
-        self.stages_us: dict[str, int] = {}
+        self.stages: tuple[str, ...] = ()  # of START, "name=microseconds"
         self._parts = parts
         self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._destroying: asyncio.Task[None] | None = None

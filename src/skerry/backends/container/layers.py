@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import time
@@ -41,6 +42,7 @@ class LayerMounts:
     def __init__(self, ask: Ask, log: logging.Logger) -> None:
         self._ask, self._log = ask, log
         self._mounts: dict[str, _Mount] = {}
+        self._closing = asyncio.Event()
 
     def found(self, ids: tuple[str, ...]) -> None:
         """Takes note of what a running launcher has mounted; what is not there is mounted again."""
@@ -104,7 +106,14 @@ class LayerMounts:
                 self._mounts.pop(layer, None)
 
     async def keep_tidy(self) -> None:
-        """Unmounts unused layers until it is cancelled."""
-        while True:
-            await asyncio.sleep(JANITOR_PAUSE_S)
-            await self.unmount_unused()
+        """Unmounts unused layers until `close`."""
+        while not self._closing.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(JANITOR_PAUSE_S):
+                    await self._closing.wait()
+            if not self._closing.is_set():
+                await self.unmount_unused()
+
+    async def close(self) -> None:
+        """Ends `keep_tidy`; what is mounted stays."""
+        self._closing.set()

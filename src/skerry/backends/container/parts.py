@@ -11,7 +11,7 @@ import msgspec
 
 from skerry.backends.container.cores import Cores
 from skerry.backends.container.layers import LayerMounts
-from skerry.backends.container.remains import Remains
+from skerry.backends.container.remains import Remains, boot_id
 from skerry.backends.container.slots import Slot, SlotPool
 from skerry.backends.shared.cgroup import Counters, Layout, groups_of
 from skerry.backends.shared.launcher import LauncherFailed
@@ -51,6 +51,7 @@ class Parts:
         self.unclaimed: set[str] = set()  # ids that a found launcher holds
         self.orphans: set[int] = set()  # slots of an earlier node that nobody claimed yet
         self.restored = False
+        self.boot = boot_id()
         self.features: frozenset[str] = frozenset()
         self.starts = asyncio.Semaphore(STARTS_MAX)
         self.stops = asyncio.Semaphore(STOPS_MAX)

@@ -9,15 +9,15 @@ import msgspec
 from skerry.backends.api import Record
 from skerry.backends.container.instance import RECORD_VERSION, ContainerInstance, Facts
 from skerry.backends.container.parts import Parts
-from skerry.backends.container.remains import boot_id, process_start, remove_groups_below
+from skerry.backends.container.remains import process_start, remove_groups_below
 from skerry.backends.shared.launcher import Launcher, LauncherFailed
 from skerry.errors import Bug
 from skerry.wire import plan
 
 
-def is_alive(facts: Facts) -> bool:
+def is_alive(parts: Parts, facts: Facts) -> bool:
     """Whether the process of a record still runs."""
-    return facts.boot == boot_id() and process_start(facts.pid) == facts.start_ticks
+    return facts.boot == parts.boot and process_start(facts.pid) == facts.start_ticks
 
 
 def adoption(parts: Parts, instance: ContainerInstance) -> plan.Adopt:
@@ -47,7 +47,7 @@ async def recover(parts: Parts, record: Record) -> ContainerInstance | None:
     parts.instances[instance.id] = instance
     await parts.layers.acquire(facts.layers)
     parts.cores.retake(facts.cores)
-    alive = is_alive(facts)
+    alive = is_alive(parts, facts)
     if alive and instance.id not in parts.unclaimed:
         slot.reusable = False  # its namespaces' descriptors died with the launcher that made them
         await parts.ask(adoption(parts, instance))
@@ -66,7 +66,7 @@ async def restore(parts: Parts, launcher: Launcher, status: plan.StatusReply) ->
     for instance in list(parts.instances.values()):
         if not instance.facts.pid:  # its START is under way, or was when the launcher was lost
             continue
-        if not is_alive(instance.facts):
+        if not is_alive(parts, instance.facts):
             instance.exited(9)
         if instance.id in held:
             continue

@@ -27,11 +27,17 @@ _SLOT = re.compile(r"slot-([0-9]+)")
 def process_start(pid: int) -> int | None:
     """Returns when a process started, in ticks since boot; None if it is gone or a zombie."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    try:
+        text = os.read(handle, 1024)
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(handle)
+    fields = text.rpartition(b")")[2].split(None, 20)
+    return None if fields[0] in b"ZX" else int(fields[19])
 
 
 def boot_id() -> str:

@@ -9,6 +9,7 @@ not be removed stays out of use until they are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import logging
 import time
@@ -30,6 +31,8 @@ RESIDUE_UNEXPLAINED_MAX = 8 << 20
 RESIDUE_ROOM = 2
 DEMAND_WINDOW_S = 10.0
 REFILL_PAUSE_S = 0.5
+DROP_TRIES = 40
+DROP_PAUSE_S = 0.05
 
 Ask = Callable[[plan.Request], Awaitable[plan.Reply]]
 
@@ -60,6 +63,28 @@ def unexplained(counters: Counters) -> int:
     return max(0, counters.memory_bytes - counters.cache_bytes)
 
 
+class Window:
+    """Remembers by how much a count rose within a window of time and the one before."""
+
+    def __init__(self) -> None:
+        self._begin = 0.0
+        self._low = self._high = self._before = 0
+
+    def note(self, now: float, count: int) -> None:
+        """Takes the count as it is now."""
+        if now - self._begin > DEMAND_WINDOW_S:
+            fresh = now - self._begin < 2 * DEMAND_WINDOW_S
+            self._before = self._high - self._low if fresh else 0
+            self._begin, self._low, self._high = now, count, count
+        self._low, self._high = min(self._low, count), max(self._high, count)
+
+    def rise(self, now: float) -> int:
+        """Returns the larger rise of both windows; 0 if they are long ago."""
+        if now - self._begin > 2 * DEMAND_WINDOW_S:
+            return 0
+        return max(self._before, self._high - self._low)
+
+
 class SlotPool:
     """Invariant: each number below SLOTS_MAX is free, idle, in use, reserved, or stuck."""
 
@@ -71,7 +96,10 @@ class SlotPool:
         self._taken: set[int] = set()  # in use, reserved, idle or stuck
         self._stuck: dict[int, Slot] = {}
         self._wake = asyncio.Event()
-        self._window = (0.0, 0, 0)  # begin, hand-outs in it, hand-outs in the one before
+        self._filling = asyncio.Lock()
+        self._closing = False
+        self._used = 0
+        self._window = Window()
         self.made = 0
         self.dropped = 0
 
@@ -92,10 +120,8 @@ class SlotPool:
 
     @property
     def target(self) -> int:
-        """How many shall be idle: the demand of the last ten to twenty seconds, within bounds."""
-        begin, now, before = self._window
-        stale = time.monotonic() - begin > 2 * DEMAND_WINDOW_S
-        return IDLE_MIN if stale else min(IDLE_MAX, max(IDLE_MIN, now, before))
+        """How many shall be idle: by how many the use rose in the last ten to twenty seconds."""
+        return min(IDLE_MAX, max(IDLE_MIN, self._window.rise(time.monotonic())))
 
     def check_invariants(self) -> None:
         """Raises AssertionError if a number is in two places."""
@@ -106,7 +132,7 @@ class SlotPool:
 
     async def acquire(self, memory_bytes: int) -> Slot:
         """Returns a slot for a sandbox of that size: an idle one if there is one, else a new one."""
-        self._count()
+        self._count(1)
         for at in range(len(self._idle) - 1, -1, -1):
             if self._idle[at].base.memory_bytes * RESIDUE_ROOM <= memory_bytes:
                 self._wake.set()
@@ -115,6 +141,7 @@ class SlotPool:
 
     async def release(self, slot: Slot, *, clean: bool, after: Counters, why: str = "") -> None:
         """Takes a slot back, into the pool or apart."""
+        self._count(-1)
         left = unexplained(after)
         if clean and left > RESIDUE_UNEXPLAINED_MAX:
             clean, why = False, f"{left >> 20} MiB of memory stayed without an explanation"
@@ -161,30 +188,41 @@ class SlotPool:
             self._stuck[slot.number] = slot
         self._wake.set()
 
-    async def drop_idle(self) -> None:
-        """Drops every idle slot and what was put aside."""
-        idle, self._idle = self._idle, []
-        for slot in (*idle, *self._stuck.values()):
+    async def close(self) -> None:
+        """Ends `keep_filled` and drops every idle slot and what was put aside."""
+        self._closing = True
+        self._wake.set()
+        async with self._filling:
+            idle, self._idle = self._idle, []
+        for slot in idle:
             await self.drop(slot)
+        for _ in range(DROP_TRIES):
+            for slot in list(self._stuck.values()):
+                await self.drop(slot)
+            if not self._stuck:
+                return
+            await asyncio.sleep(DROP_PAUSE_S)
 
     async def keep_filled(self) -> None:
-        """Makes or drops idle slots until it is cancelled; one at a time, behind the creates."""
-        while True:
-            self._wake.clear()
-            try:
-                while len(self._idle) < self.target:
-                    self._idle.append(await self._make())
-                if len(self._idle) > 2 * self.target:
-                    await self.drop(self._idle.pop(0))
-                for slot in list(self._stuck.values()):
-                    await self.drop(slot)
-            except (LauncherFailed, SkerryError) as error:
-                self._log.warning("the pool of slots is not filled: %s", error)
-            try:
-                async with asyncio.timeout(REFILL_PAUSE_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+        """Makes or drops idle slots until `close`; one at a time, behind the creates."""
+        async with self._filling:
+            while not self._closing:
+                await self._fill()
+
+    async def _fill(self) -> None:
+        self._wake.clear()
+        try:
+            while len(self._idle) < self.target and not self._closing:
+                self._idle.append(await self._make())
+            if len(self._idle) > 2 * self.target:
+                await self.drop(self._idle.pop(0))
+            for slot in list(self._stuck.values()):
+                await self.drop(slot)
+        except (LauncherFailed, SkerryError) as error:
+            self._log.warning("the pool of slots is not filled: %s", error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REFILL_PAUSE_S):
+                await self._wake.wait()
 
     async def _make(self) -> Slot:
         slot = Slot(self._number(), self._groups)
@@ -200,7 +238,6 @@ class SlotPool:
             await self._ask(request)
         except BaseException:
             self._stuck[slot.number] = slot  # half of it may be there: `keep_filled` drops it
-            self._wake.set()
             raise
         self.made += 1
         return slot
@@ -216,9 +253,6 @@ class SlotPool:
         self._taken.add(number)
         return number
 
-    def _count(self) -> None:
-        begin, now, before = self._window
-        time_now = time.monotonic()
-        if time_now - begin > DEMAND_WINDOW_S:
-            begin, now, before = time_now, 0, now
-        self._window = (begin, now + 1, before)
+    def _count(self, change: int) -> None:
+        self._used += change
+        self._window.note(time.monotonic(), self._used)

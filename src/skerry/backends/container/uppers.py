@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from skerry.errors import StorageFailed, Unavailable
 POOL_MAX_BYTES = 256 << 30
 POOL_MIN_BYTES = 512 << 20
 HOST_FREE_MIN_BYTES = 1 << 30
+ROOM_FRESH_S = 0.5
 _TMPFS_MAGICS = {"tmpfs", "ramfs"}
 _MKFS_TIMEOUT_S = 60.0
 
@@ -107,12 +109,22 @@ def free_bytes(path: str) -> int:
     return numbers.f_bavail * numbers.f_frsize
 
 
-def check_room(state_dir: str) -> None:
-    """Raises StorageFailed while the host's disk is nearly full: a sparse pool would hit the wall."""
-    free = free_bytes(state_dir)
-    if free < HOST_FREE_MIN_BYTES:
-        raise StorageFailed(
-            f"{free >> 20} MiB are free on the disk of {state_dir}, "
-            f"at least {HOST_FREE_MIN_BYTES >> 20} are needed to create a sandbox",
-            free_bytes=free,
-        )
+class Room:
+    """Watches the disk of the state directory; looks at most once in `ROOM_FRESH_S`."""
+
+    def __init__(self, state_dir: str) -> None:
+        self._state_dir = state_dir
+        self._looked = 0.0
+        self._free = 0
+
+    def check(self) -> None:
+        """Raises StorageFailed while the disk is nearly full: a sparse pool would hit the wall."""
+        now = time.monotonic()
+        if now - self._looked > ROOM_FRESH_S:
+            self._looked, self._free = now, free_bytes(self._state_dir)
+        if self._free < HOST_FREE_MIN_BYTES:
+            raise StorageFailed(
+                f"{self._free >> 20} MiB are free on the disk of {self._state_dir}, "
+                f"at least {HOST_FREE_MIN_BYTES >> 20} are needed to create a sandbox",
+                free_bytes=self._free,
+            )

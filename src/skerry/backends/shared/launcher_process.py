@@ -65,6 +65,8 @@ class LauncherProcess:
 
     async def get(self) -> Launcher:
         """Returns the connection; waits while the launcher is being restarted."""
+        if self._current is not None and self._current.lost.is_set():
+            self._ready.clear()  # `_keep` has not heard of it yet
         if not self._ready.is_set():
             try:
                 async with asyncio.timeout(START_TIMEOUT_S * 2):

@@ -26,11 +26,13 @@ NODE = "aaaaa"
 
 
 class Sink:
-    """Keeps all output. With `hold` no byte counts as safe, so that the agent gets no credit."""
+    """Keeps all output. With `hold` no byte counts as safe until `release`: there is no credit."""
 
     def __init__(self, *, hold: bool = False) -> None:
         self.output = {Stream.STDOUT: bytearray(), Stream.STDERR: bytearray()}
-        self.hold = hold
+        self._safe = asyncio.Event()
+        if not hold:
+            self._safe.set()
 
     def write(self, stream: Stream, offset: int, data: bytes) -> None:
         """Takes bytes; they must continue what came before."""
@@ -41,10 +43,15 @@ class Sink:
 
     def safe_offset(self, stream: Stream) -> int:
         """All that came, unless held."""
-        return 0 if self.hold else len(self.output[Stream(stream)])
+        return len(self.output[Stream(stream)]) if self._safe.is_set() else 0
 
     async def drain(self) -> None:
-        """More is always welcome."""
+        """More is welcome unless held."""
+        await self._safe.wait()
+
+    def release(self) -> None:
+        """Makes everything safe."""
+        self._safe.set()
 
 
 class Result(msgspec.Struct, frozen=True):
