@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -48,11 +49,8 @@ def missing_capabilities(status: str) -> list[str]:
 
 def kernel_version(release: str) -> tuple[int, int]:
     """Returns (major, minor) of a release text; (0, 0) if it is odd."""
-    parts = release.split(".")
-    if len(parts) < 2 or not parts[0].isdigit():
-        return (0, 0)
-    minor = "".join(c for c in parts[1] if c.isdigit())
-    return int(parts[0]), int(minor or 0)
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def probe(state_dir: str, found: Layout) -> Health:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import heapq
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 
@@ -67,7 +68,7 @@ class Window:
     """Remembers by how much a count rose within a window of time and the one before."""
 
     def __init__(self) -> None:
-        self._begin = 0.0
+        self._begin = -math.inf
         self._low = self._high = self._before = 0
 
     def note(self, now: float, count: int) -> None:

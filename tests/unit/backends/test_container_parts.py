@@ -1,0 +1,214 @@
+"""Layers, uppers, cores, environment, plans, host facts of the container backend."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+
+import pytest
+
+from skerry.backends.api import CreateRequest
+from skerry.backends.container import build_backend, host, uppers
+from skerry.backends.container.cores import Cores
+from skerry.backends.container.creation import start_plan
+from skerry.backends.container.environment import environment
+from skerry.backends.container.instance import exit_of
+from skerry.backends.container.layers import LayerMounts
+from skerry.backends.container.parts import Parts, Places
+from skerry.backends.container.remains import boot_id, process_start
+from skerry.backends.container.slots import Slot
+from skerry.backends.shared.cgroup import Layout, Limits
+from skerry.backends.shared.launcher import LauncherFailed
+from skerry.errors import ImageBroken, InvalidRequest, StorageFailed, Unavailable
+from skerry.spec.layers import LayerFile, RootfsPlan
+from skerry.wire import plan
+
+LAYOUT = Layout("v1", "/u", {"memory": "/m", "pids": "/p", "cpu": "/c"}, True)
+LOG = logging.getLogger("test")
+LAYERS = tuple(LayerFile(str(n) * 32, f"sha256:{n}", f"/blobs/{n}") for n in range(3))
+
+
+class Answers:
+    def __init__(self) -> None:
+        self.asked: list[plan.Request] = []
+        self.broken: dict[type[plan.Request], int] = {}
+
+    async def __call__(self, request: plan.Request) -> plan.Reply:
+        self.asked.append(request)
+        await asyncio.sleep(0)
+        number = self.broken.get(type(request))
+        if number is not None:
+            raise LauncherFailed(request.CODE.name, plan.Failure(error_step="x", errno=number))
+        return plan.Reply(1, None)
+
+
+def kinds(answers: Answers) -> list[str]:
+    return [type(asked).__name__ for asked in answers.asked]
+
+
+async def test_layer_is_mounted_once_for_many():
+    answers = Answers()
+    mounts = LayerMounts(answers, LOG)
+    await asyncio.gather(*(mounts.acquire(LAYERS) for _ in range(10)))
+    assert kinds(answers) == ["LayerMount"] * 3
+
+
+async def test_unused_layer_is_unmounted_and_a_used_one_is_not():
+    answers = Answers()
+    mounts = LayerMounts(answers, LOG)
+    await mounts.acquire(LAYERS)
+    mounts.release((LAYERS[1].id,))
+    await mounts.unmount_unused(60.0)
+    assert "LayerUnmount" not in kinds(answers)
+    await mounts.unmount_unused(0.0)
+    assert [asked.layer for asked in answers.asked if isinstance(asked, plan.LayerUnmount)] == [
+        LAYERS[1].id
+    ]
+    await mounts.acquire(LAYERS[1:2])
+    assert kinds(answers)[-1] == "LayerMount"
+
+
+async def test_found_layers_are_not_mounted_again():
+    answers = Answers()
+    mounts = LayerMounts(answers, LOG)
+    mounts.found((LAYERS[0].id,))
+    await mounts.acquire(LAYERS[:2])
+    assert [asked.layer for asked in answers.asked] == [LAYERS[1].id]
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.EUCLEAN, ImageBroken), (errno.ENOSPC, StorageFailed)]
+)
+async def test_failed_mount_leaves_no_user(number, error):
+    answers = Answers()
+    answers.broken[plan.LayerMount] = number
+    mounts = LayerMounts(answers, LOG)
+    with pytest.raises(error):
+        await mounts.acquire(LAYERS)
+    answers.broken.clear()
+    await mounts.acquire(LAYERS)
+    mounts.release(tuple(layer.id for layer in LAYERS))
+    await mounts.unmount_unused(0.0)
+    assert kinds(answers).count("LayerUnmount") == 3
+
+
+def test_cores_go_to_the_least_used():
+    cores = Cores({0, 1, 2, 3})
+    assert cores.take(1.5) == (0, 1)
+    assert cores.take(1) == (2,)
+    assert cores.take(2) in {(0, 3), (1, 3), (3, 0)}
+    assert cores.take(4) == ()
+    assert cores.take(64) == ()
+    cores.give_back((2,))
+    assert cores.take(0.1) == (2,)
+
+
+def test_environment_of_the_sandbox_wins():
+    lines = environment({"LANG": "de_DE.UTF-8", "X": "a=b"})
+    assert b"LANG=de_DE.UTF-8" in lines
+    assert b"X=a=b" in lines
+    assert b"TAR_OPTIONS=--no-same-owner" in lines
+    assert not any(line.startswith(b"HOME=") for line in lines)
+
+
+def test_wait_status_is_read():
+    assert exit_of(9).signal == 9
+    assert exit_of(7 << 8).status == 7
+
+
+def request(**values) -> CreateRequest:
+    fixed = {
+        "instance_id": "s1",
+        "rootfs": RootfsPlan(LAYERS),
+        "hostname": "h",
+        "cpu": 1.0,
+        "memory_bytes": 1 << 28,
+        "pids": 10,
+        "nofile": 64,
+        "shm_bytes": 1 << 20,
+    }
+    return CreateRequest(**(fixed | values))
+
+
+async def test_start_plan_is_complete_and_writes_only_what_differs():
+    parts = Parts(Places("/s", "/r", "n"), LAYOUT, LOG)
+    slot = Slot(4, parts.groups)
+    limits = Limits(1 << 28, 10, 1.0)
+    fresh = start_plan(parts, request(), slot, limits)
+    assert fresh.layer == tuple(layer.id for layer in LAYERS)
+    assert fresh.socket == "/r/i/s1"
+    assert fresh.tasks[0] == "/m/skerry-n/slot-4/tasks"
+    assert any("pids.max 10" in step for step in fresh.step)
+    slot.limits = limits
+    assert not any("pids.max" in step for step in start_plan(parts, request(), slot, limits).step)
+    assert len(fresh.encode(1)) < 4096
+
+
+async def test_environment_that_does_not_fit_is_the_callers_fault():
+    parts = Parts(Places("/s", "/r", "n"), LAYOUT, LOG)
+    huge = start_plan(
+        parts, request(env={"X": "x" * 65_000}), Slot(4, parts.groups), Limits(1, 1, 1)
+    )
+    with pytest.raises(InvalidRequest):
+        huge.encode(1)
+
+
+MOUNTS = """\
+27 1 254:0 / / rw - ext4 /dev/vda rw
+40 27 0:40 / /run rw - tmpfs tmpfs rw
+41 27 0:41 / /pool rw - btrfs /dev/vdb rw
+"""
+
+
+def test_store_follows_the_file_system_of_the_state_directory():
+    assert uppers.file_system("/var/lib/x", MOUNTS) == "ext4"
+    assert uppers.file_system("/pool", MOUNTS) == "btrfs"
+    assert uppers.file_system("/poolside", MOUNTS) == "ext4"
+    assert uppers.choose("/pool/x", MOUNTS, "btrfs") == uppers.UpperPlan("btrfs", "/pool/x/uppers")
+    with pytest.raises(Unavailable, match="tmpfs"):
+        uppers.choose("/run/x", MOUNTS, "btrfs")
+
+
+def test_store_without_btrfs_is_a_directory_that_says_why():
+    store = uppers.choose("/var/lib/x", MOUNTS, "nodev proc\n ext4\n")
+    assert store.kind == "dir"
+    assert "btrfs" in store.reason
+
+
+def test_full_disk_refuses_creates(monkeypatch):
+    monkeypatch.setattr(uppers, "free_bytes", lambda _path: 5)
+    with pytest.raises(StorageFailed, match="free"):
+        uppers.Room("/x").check()
+    with pytest.raises(StorageFailed, match="too little"):
+        uppers.prepare(uppers.UpperPlan("btrfs", "/tmp/x.btrfs", image=True))
+
+
+def test_lacking_rights_are_named():
+    assert host.missing_capabilities("CapEff:\t000001ffffffffff\n") == []
+    assert "CAP_SYS_ADMIN" in host.missing_capabilities("CapEff:\t0000000000000000\n")
+    assert host.missing_capabilities("") == list(host.CAPABILITIES)
+
+
+def test_kernel_versions_are_compared_as_numbers():
+    assert host.kernel_version("6.18.44-fc") == (6, 18)
+    assert host.kernel_version("6.8-rc1") == (6, 8)
+    assert host.kernel_version("odd") == (0, 0)
+
+
+def test_run_dir_must_be_short():
+    with pytest.raises(InvalidRequest, match="too long"):
+        build_backend(state_dir="/s", run_dir="/" + "x" * 100, node="abcde")
+
+
+async def test_backend_that_was_not_started_is_unavailable():
+    backend = build_backend(state_dir="/s", run_dir="/r", node="abcde")
+    with pytest.raises(Unavailable):
+        await backend.create(request())
+    await backend.close(keep_instances=False)
+
+
+def test_processes_are_told_apart():
+    assert process_start(1) is not None
+    assert process_start(2**22 + 1) is None
+    assert len(boot_id()) == 36

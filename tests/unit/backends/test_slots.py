@@ -1,0 +1,169 @@
+"""The pool of slots: reuse, hygiene, numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from skerry.backends.container import slots as slots_module
+from skerry.backends.container.slots import (
+    IDLE_MIN,
+    OWNER_UID_FIRST,
+    RESIDUE_UNEXPLAINED_MAX,
+    UID_BASE_FIRST,
+    SlotPool,
+    Window,
+)
+from skerry.backends.shared.cgroup import Counters, Layout, groups_of
+from skerry.backends.shared.launcher import LauncherFailed
+from skerry.errors import Overloaded, Unavailable
+from skerry.wire import plan
+
+MIB = 1 << 20
+LAYOUT = Layout("v1", "/u", {"memory": "/m", "pids": "/p", "cpu": "/c"}, True)
+
+
+class Answers:
+    """Answers the pool; `broken` request types fail."""
+
+    def __init__(self) -> None:
+        self.asked: list[plan.Request] = []
+        self.broken: dict[type[plan.Request], Exception] = {}
+
+    async def __call__(self, request: plan.Request) -> plan.Reply:
+        self.asked.append(request)
+        await asyncio.sleep(0)
+        if type(request) in self.broken:
+            raise self.broken[type(request)]
+        return plan.Reply(1, None)
+
+
+@pytest.fixture
+def answers():
+    return Answers()
+
+
+@pytest.fixture
+def pool(answers):
+    return SlotPool(groups_of(LAYOUT, "n"), answers, logging.getLogger("test"))
+
+
+async def test_slots_have_disjoint_ids(pool):
+    first, second = [await pool.acquire(MIB) for _ in range(2)]
+    assert second.uid_base - first.uid_base == 65_536
+    assert first.uid_base == UID_BASE_FIRST
+    last = UID_BASE_FIRST + slots_module.SLOTS_MAX * 65_536
+    assert last < OWNER_UID_FIRST
+    assert OWNER_UID_FIRST + slots_module.SLOTS_MAX < 1 << 32
+
+
+async def test_clean_slot_is_used_again_with_its_base(pool, answers):
+    slot = await pool.acquire(64 * MIB)
+    after = Counters(memory_bytes=5 * MIB, cache_bytes=5 * MIB, oom_kills=3, cpu_us=9)
+    await pool.release(slot, clean=True, after=after)
+    again = await pool.acquire(64 * MIB)
+    assert again is slot
+    assert again.base is after
+    assert len(answers.asked) == 1
+
+
+async def test_slot_is_not_given_a_limit_near_its_residue(pool):
+    slot = await pool.acquire(256 * MIB)
+    await pool.release(slot, clean=True, after=Counters(60 * MIB, 60 * MIB))
+    assert await pool.acquire(64 * MIB) is not slot
+    assert await pool.acquire(256 * MIB) is slot
+
+
+@pytest.mark.parametrize(
+    ("clean", "after"),
+    [
+        (False, Counters()),
+        (True, Counters(memory_bytes=RESIDUE_UNEXPLAINED_MAX + 1)),
+        (True, Counters(memory_bytes=20 * MIB, cache_bytes=11 * MIB)),
+    ],
+)
+async def test_unclean_slot_is_dropped_and_its_number_free(pool, answers, clean, after):
+    slot = await pool.acquire(64 * MIB)
+    await pool.release(slot, clean=clean, after=after, why="socket left")
+    assert isinstance(answers.asked[-1], plan.SlotDrop)
+    assert pool.idle == 0
+    assert (await pool.acquire(64 * MIB)).number == slot.number
+    pool.check_invariants()
+
+
+async def test_number_whose_groups_stay_is_put_aside(pool, answers):
+    slot = await pool.acquire(MIB)
+    failure = plan.Failure(error_step="rmdir", errno=16)
+    answers.broken[plan.SlotDrop] = LauncherFailed("SLOT_DROP", failure)
+    await pool.release(slot, clean=False, after=Counters())
+    assert pool.stuck == (slot.number,)
+    assert (await pool.acquire(MIB)).number != slot.number
+    answers.broken.clear()
+    await pool.close()
+    assert pool.stuck == ()
+
+
+async def test_failed_make_leaves_no_idle_slot(pool, answers):
+    answers.broken[plan.SlotMake] = Unavailable("gone")
+    with pytest.raises(Unavailable):
+        await pool.acquire(MIB)
+    assert pool.idle == 0
+    assert pool.stuck == (0,)
+
+
+async def test_filling_waits_between_failures(pool, answers):
+    answers.broken[plan.SlotMake] = Unavailable("gone")
+    filling = asyncio.ensure_future(pool.keep_filled())
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert sum(isinstance(asked, plan.SlotMake) for asked in answers.asked) == 1
+    await pool.close()
+    await filling
+
+
+async def test_pool_is_filled_and_emptied(pool, answers):
+    filling = asyncio.ensure_future(pool.keep_filled())
+    while pool.idle < IDLE_MIN:  # noqa: ASYNC110 - one turn of the loop at a time
+        await asyncio.sleep(0)
+    await pool.close()
+    await filling
+    assert pool.idle == 0
+    made = sum(isinstance(asked, plan.SlotMake) for asked in answers.asked)
+    dropped = sum(isinstance(asked, plan.SlotDrop) for asked in answers.asked)
+    assert made == dropped == IDLE_MIN
+
+
+async def test_slots_run_out_loudly(pool, monkeypatch):
+    monkeypatch.setattr(slots_module, "SLOTS_MAX", 2)
+    await pool.acquire(MIB)
+    await pool.acquire(MIB)
+    with pytest.raises(Overloaded, match="slots"):
+        await pool.acquire(MIB)
+
+
+async def test_reserved_number_is_not_handed_out(pool):
+    assert pool.reserve(1).number == 1
+    assert [(await pool.acquire(MIB)).number for _ in range(2)] == [0, 2]
+    pool.check_invariants()
+
+
+async def test_slots_of_a_dead_launcher_are_put_aside(pool):
+    slots = [await pool.acquire(MIB) for _ in range(3)]
+    for slot in slots:
+        await pool.release(slot, clean=True, after=Counters())
+    pool.lost({slots[1].number})
+    assert pool.idle == 1
+    assert set(pool.stuck) == {slots[0].number, slots[2].number}
+
+
+def test_window_tells_the_rise_of_use_not_its_churn():
+    window = Window()
+    for step in range(100):
+        window.note(1.0 + step / 100, 5 + step % 2)
+    assert window.rise(2.0) == 1
+    for count in range(40):
+        window.note(3.0, count)
+    assert window.rise(3.0) >= 39
+    assert window.rise(100.0) == 0

@@ -1,0 +1,69 @@
+"""The census tells what is new, and whose."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+from skerry.testing import census
+from skerry.testing.census import Process, compare, descriptors, take
+
+
+def new_lines(before, places=()):
+    return compare(before, take(pids_of_interest=(os.getpid(),), places=places))
+
+
+def test_nothing_happened_is_told_as_nothing_of_ours(tmp_path):
+    before = take(pids_of_interest=(os.getpid(),), places=(str(tmp_path),))
+    assert not [line for line in new_lines(before, (str(tmp_path),)) if str(tmp_path) in line]
+
+
+def test_left_file_socket_and_descriptor_are_named(tmp_path):
+    before = take(pids_of_interest=(os.getpid(),), places=(str(tmp_path),))
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(tmp_path / "left.sock"))
+    lines = new_lines(before, (str(tmp_path),))
+    left.close()
+    assert f"unix socket was not there before: {tmp_path}/left.sock" in lines
+    assert f"file was not there before: {tmp_path}/left.sock" in lines
+    assert any("open descriptors of socket" in line for line in lines)
+
+
+def test_left_process_is_named_with_its_command():
+    before = take()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        lines = new_lines(before)
+        child.communicate(b"\n")
+    assert any(f"process {child.pid} " in line and "input()" in line for line in lines)
+
+
+def test_left_memory_file_is_named():
+    before = take()
+    handle = os.memfd_create("left-behind")
+    lines = new_lines(before)
+    os.close(handle)
+    assert any("memfd:left-behind" in line for line in lines)
+
+
+def test_descriptors_are_counted_by_kind():
+    reader, writer = os.pipe()
+    counts = descriptors(os.getpid())
+    os.close(reader)
+    os.close(writer)
+    assert counts["pipe"] >= 2
+
+
+def test_another_skerry_is_told_from_ours_by_its_arguments():
+    def spawn(pid, run):
+        command = f"/x/skerry-spawn --run {run} --state {run}/s --init /x/skerry-init"
+        return Process(pid, 1, 1, command)
+
+    table = {
+        (p.pid, p.start): p for p in (spawn(2**22 + 1, "/run/ours"), spawn(2**22 + 2, "/run/other"))
+    }
+    strangers, prefixes = census._foreign(table, ("/run/ours",))
+    assert strangers == {2**22 + 2}
+    assert "/run/other" in prefixes
+    assert census._foreign(table, ()) == (set(), set())
