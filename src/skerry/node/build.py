@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from importlib import metadata
 
 from skerry.backends import registry
 from skerry.backends.api import Backend
@@ -11,20 +12,15 @@ from skerry.images.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.store import DirectoryStore
 from skerry.node.admission import Admission, disk_free_bytes, memory_available_bytes
-from skerry.node.batch import Batches
 from skerry.node.clock import Clock, SystemClock
 from skerry.node.config import NodeConfig
-from skerry.node.disk import Disk
-from skerry.node.files import Files
-from skerry.node.forward import Forwarder
 from skerry.node.identity import Identity, claim
 from skerry.node.images import Images, Library
 from skerry.node.ledger import Ledger
-from skerry.node.lives import Lives
 from skerry.node.node import Node
-from skerry.node.operations import Operations
 from skerry.node.outputs import Outputs
 from skerry.node.owners import Owners
+from skerry.node.parts import Parts
 from skerry.node.results import Results
 from skerry.node.sandboxes import Sandboxes
 from skerry.node.tasks import Tasks
@@ -61,69 +57,41 @@ def build_node(
         identity.release()
         raise
 
-    tasks = Tasks()
     timers = Timers(clock)
-    ledger = Ledger(journal)
-    outputs = Outputs(os.path.join(config.state_dir, "spool"))
-    results = Results(limits.results_memory_bytes_max)
-    admission = Admission(limits, clock, memory, disk_free_bytes(config.state_dir))
     sandboxes = Sandboxes(identity.name)
-    owners = Owners(
-        timers,
-        lease_s=config.lease_s,
-        owners_max=limits.owners_max,
-        required=config.embedded,
-    )
-    images = Images(library, clock, threads_max=limits.image_threads_max, in_use=sandboxes.digests)
-    lives = Lives(
-        clock=clock,
-        timers=timers,
-        tasks=tasks,
-        identity=identity,
-        sandboxes=sandboxes,
-        admission=admission,
-        ledger=ledger,
-        results=results,
-        outputs=outputs,
-        images=images,
-        backends=backends,
-        owners=owners,
-        ended_max=limits.ended_max,
-    )
-    owners.abandon = lives.abandon
-    operations = Operations(
-        clock=clock,
-        timers=timers,
-        tasks=tasks,
-        admission=admission,
-        ledger=ledger,
-        results=results,
-        outputs=outputs,
-        lives=lives,
-        per_sandbox_max=limits.results_per_sandbox_max,
-    )
     return Node(
-        config=config,
-        clock=clock,
-        identity=identity,
-        tasks=tasks,
-        timers=timers,
-        ledger=ledger,
-        outputs=outputs,
-        results=results,
-        admission=admission,
-        sandboxes=sandboxes,
-        owners=owners,
-        backends=backends,
-        images=images,
-        lives=lives,
-        operations=operations,
-        files=Files(lives, operations, clock),
-        disk=Disk(lives, images, clock),
-        forwarder=Forwarder(lives, operations, clock),
-        batches=Batches(lives, sandboxes, admission),
-        started=clock.wall(),
+        Parts(
+            config=config,
+            clock=clock,
+            identity=identity,
+            tasks=Tasks(),
+            timers=timers,
+            ledger=Ledger(journal),
+            outputs=Outputs(os.path.join(config.state_dir, "spool")),
+            results=Results(limits.results_memory_bytes_max),
+            admission=Admission(limits, clock, memory, disk_free_bytes(config.state_dir)),
+            sandboxes=sandboxes,
+            owners=Owners(
+                timers,
+                lease_s=config.lease_s,
+                owners_max=limits.owners_max,
+                required=config.embedded,
+            ),
+            images=Images(
+                library, clock, threads_max=limits.image_threads_max, in_use=sandboxes.digests
+            ),
+            backends=backends,
+            version=_version(),
+        )
     )
+
+
+def _version() -> str:
+    """Returns the installed version; the package itself is not asked: it imports the client."""
+    try:
+        return metadata.version("skerry")
+    except metadata.PackageNotFoundError:
+        return "0+uninstalled"
 
 
 def _backends(config: NodeConfig, identity: Identity) -> dict[str, Backend]:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from skerry.errors import InvalidRequest
 from skerry.guest.files import GuestFiles
 from skerry.node.clock import Clock
+from skerry.node.handles import Handles
 from skerry.node.lives import Lives
-from skerry.node.operations import Operations
 from skerry.node.sandbox import Sandbox
 from skerry.spec.files import FileInfo
 from skerry.spec.limits import PATH_BYTES_MAX
@@ -23,9 +23,9 @@ _NEEDS = {"rename": "to", "chmod": "mode"}
 class Files:
     """File operations; each counts as activity from its start to its end."""
 
-    def __init__(self, lives: Lives, operations: Operations, clock: Clock) -> None:
+    def __init__(self, lives: Lives, handles: Handles, clock: Clock) -> None:
         self._lives = lives
-        self._operations = operations
+        self._handles = handles
         self._clock = clock
 
     async def read(
@@ -110,7 +110,7 @@ class Files:
         client = await link.ready()
         return GuestFiles(
             client,
-            lambda: (self._operations.new_handle(sandbox), secrets.token_bytes(16)),
+            lambda: (self._handles.new(sandbox), secrets.token_bytes(16)),
             user=os.fsencode(user or sandbox.spec.user),
             cwd=os.fsencode(sandbox.spec.workdir),
         )

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.guest.forward import Connection
 from skerry.node.clock import Clock
+from skerry.node.handles import Handles
 from skerry.node.lives import Lives
-from skerry.node.operations import Operations
 from skerry.node.sandbox import Sandbox
 from skerry.wire.http import ForwardFrame
 
@@ -66,9 +66,9 @@ class Forward:
 class Forwarder:
     """Opens forwards; each keeps its sandbox active while it lasts."""
 
-    def __init__(self, lives: Lives, operations: Operations, clock: Clock) -> None:
+    def __init__(self, lives: Lives, handles: Handles, clock: Clock) -> None:
         self._lives = lives
-        self._operations = operations
+        self._handles = handles
         self._clock = clock
 
     @asynccontextmanager
@@ -80,9 +80,7 @@ class Forwarder:
         client = await link.ready()
         forward = Forward(send, client.lost)
         with sandbox.active_while(self._clock):
-            listener = await client.listen(
-                port, forward.serve, handle=self._operations.new_handle(sandbox)
-            )
+            listener = await client.listen(port, forward.serve, handle=self._handles.new(sandbox))
             try:
                 yield forward
             finally:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
-from typing import TypeAlias
 
 import msgspec
 
@@ -22,30 +20,19 @@ from skerry.errors import (
 from skerry.lifecycle import table
 from skerry.lifecycle.table import Command, Event
 from skerry.node import ledger
-from skerry.node.admission import Admission
-from skerry.node.clock import Clock
-from skerry.node.identity import Identity
-from skerry.node.images import Images
-from skerry.node.ledger import Ledger
+from skerry.node.deadlines import Deadlines
 from skerry.node.link import Link
 from skerry.node.operation import Past
-from skerry.node.outputs import Outputs
-from skerry.node.owners import Owners
-from skerry.node.results import Results
+from skerry.node.parts import Parts
 from skerry.node.sandbox import ENDED, Sandbox
-from skerry.node.sandboxes import Sandboxes
-from skerry.node.tasks import Tasks
-from skerry.node.timers import Timers
 from skerry.spec import limits
 from skerry.spec.layers import RootfsPlan
-from skerry.spec.sandbox import OnIdle, SandboxSpec, State
+from skerry.spec.sandbox import SandboxSpec, State
 
 log = logging.getLogger("skerry.node")
 
 RETRY_DESTROY_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 SETTLE_S = 5.0
-
-Backends: TypeAlias = Mapping[str, Backend]
 
 
 class Lives:
@@ -55,37 +42,24 @@ class Lives:
     row names are carried out after it, and report back as events.
     """
 
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        timers: Timers,
-        tasks: Tasks,
-        identity: Identity,
-        sandboxes: Sandboxes,
-        admission: Admission,
-        ledger: Ledger,
-        results: Results,
-        outputs: Outputs,
-        images: Images,
-        backends: Backends,
-        owners: Owners,
-        ended_max: int,
-    ) -> None:
-        self._clock = clock
-        self._timers = timers
-        self._tasks = tasks
-        self._identity = identity
-        self._sandboxes = sandboxes
-        self._admission = admission
-        self._ledger = ledger
-        self._results = results
-        self._outputs = outputs
-        self._images = images
-        self._backends = backends
-        self._owners = owners
-        self._ended_max = ended_max
+    def __init__(self, parts: Parts) -> None:
+        self._clock = parts.clock
+        self._timers = parts.timers
+        self._tasks = parts.tasks
+        self._identity = parts.identity
+        self._sandboxes = parts.sandboxes
+        self._admission = parts.admission
+        self._ledger = parts.ledger
+        self._results = parts.results
+        self._outputs = parts.outputs
+        self._images = parts.images
+        self._backends = parts.backends
+        self._owners = parts.owners
+        self._ended_max = parts.config.limits.ended_max
         self._ended: deque[Sandbox] = deque()
+        self.deadlines = Deadlines(
+            parts.clock, parts.timers, stop=self.stop_soon, pause=self.pause_soon
+        )
 
     # -- create -----------------------------------------------------------------------------------
 
@@ -177,7 +151,7 @@ class Lives:
 
     def _created(self, sandbox: Sandbox) -> None:
         sandbox.touch(self._clock.wall(), self._clock.monotonic())
-        self.arm(sandbox)
+        self.deadlines.arm(sandbox)
         _, ready = self.feed(sandbox, Event.CREATED)
         for event in ready:
             self._tasks.spawn(self.drive(sandbox, event))
@@ -201,48 +175,6 @@ class Lives:
             await self.delete(sandbox)
         except SkerryError as error:
             log.warning("%s is left behind for now: %s", sandbox.id, error)
-
-    # -- deadlines --------------------------------------------------------------------------------
-
-    def arm(self, sandbox: Sandbox) -> None:
-        """Sets the sandbox's deadlines: ttl from its creation, idle from its last activity."""
-        expires = sandbox.expires
-        if expires is not None:
-            left = max(0.0, expires - self._clock.wall())
-            sandbox.timers.append(
-                self._timers.after(left, lambda: self._end_by_time(sandbox, "its ttl is over"))
-            )
-        if sandbox.spec.idle_timeout_s is not None:
-            self._arm_idle(sandbox, sandbox.spec.idle_timeout_s)
-
-    def _arm_idle(self, sandbox: Sandbox, delay_s: float) -> None:
-        timer = self._timers.after(delay_s, lambda: self._idle(sandbox))
-        sandbox.timers = [other for other in sandbox.timers if other.call is not None]
-        sandbox.timers.append(timer)
-
-    def _idle(self, sandbox: Sandbox) -> None:
-        """Stops or pauses it if it was idle long enough, else looks again when it may have been."""
-        idle = sandbox.spec.idle_timeout_s
-        if idle is None or sandbox.gone or sandbox.state in ENDED:
-            return
-        if sandbox.running or sandbox.busy or sandbox.state is not State.RUNNING:
-            self._arm_idle(sandbox, idle)
-            return
-        left = sandbox.active + idle - self._clock.monotonic()
-        if left > 0.001:
-            self._arm_idle(sandbox, left)
-            return
-        if sandbox.spec.on_idle is OnIdle.PAUSE and sandbox.pausable is not None:
-            self._arm_idle(sandbox, idle)
-            self._tasks.spawn(self.drive(sandbox, Event.PAUSE))
-            return
-        self._end_by_time(sandbox, "it was idle")
-
-    def _end_by_time(self, sandbox: Sandbox, reason: str) -> None:
-        if sandbox.gone or sandbox.state in ENDED:
-            return
-        sandbox.reason = reason
-        self._tasks.spawn(self.drive(sandbox, Event.STOP))
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -271,10 +203,14 @@ class Lives:
         while not sandbox.gone:
             await sandbox.changed()
 
-    async def stop(self, sandbox: Sandbox, reason: str) -> None:
-        """Ends its instance; its name and results stay."""
+    def stop_soon(self, sandbox: Sandbox, reason: str) -> None:
+        """Ends its instance in the background; its name and results stay."""
         sandbox.reason = reason
-        await self.drive(sandbox, Event.STOP)
+        self._tasks.spawn(self.drive(sandbox, Event.STOP))
+
+    def pause_soon(self, sandbox: Sandbox) -> None:
+        """Pauses it in the background."""
+        self._tasks.spawn(self.drive(sandbox, Event.PAUSE))
 
     def fail(self, sandbox: Sandbox, reason: str, error: SkerryError) -> None:
         """It cannot be used any more: commands under way get `error`, its resources are freed."""

@@ -1,55 +1,50 @@
-"""One node: its parts, by name. `build` puts them together, `main` starts and ends them."""
+"""One node: its parts, and what is made of them. `build` makes the parts, `main` starts them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from skerry.backends.api import Backend
-from skerry.node.admission import Admission
+from skerry.errors import Bug
+from skerry.node.answers import Answers
 from skerry.node.batch import Batches
-from skerry.node.clock import Clock
-from skerry.node.config import NodeConfig
 from skerry.node.disk import Disk
+from skerry.node.execution import Execution
 from skerry.node.files import Files
 from skerry.node.forward import Forwarder
-from skerry.node.identity import Identity
-from skerry.node.images import Images
-from skerry.node.ledger import Ledger
+from skerry.node.handles import Handles
 from skerry.node.lives import Lives
 from skerry.node.operations import Operations
-from skerry.node.outputs import Outputs
-from skerry.node.owners import Owners
-from skerry.node.results import Results
-from skerry.node.sandboxes import Sandboxes
-from skerry.node.tasks import Tasks
-from skerry.node.timers import Timers
+from skerry.node.parts import Parts
 
 
-@dataclass(frozen=True, kw_only=True)
 class Node:
-    """The parts of a node; every one is used from the event loop only."""
+    """Everything that serves requests."""
 
-    config: NodeConfig
-    clock: Clock
-    identity: Identity
-    tasks: Tasks
-    timers: Timers
-    ledger: Ledger
-    outputs: Outputs
-    results: Results
-    admission: Admission
-    sandboxes: Sandboxes
-    owners: Owners
-    backends: Mapping[str, Backend]
-    images: Images
-    lives: Lives
-    operations: Operations
-    files: Files
-    disk: Disk
-    forwarder: Forwarder
-    batches: Batches
-    started: float  # wall clock
+    def __init__(self, parts: Parts) -> None:
+        self.config = parts.config
+        self.clock = parts.clock
+        self.identity = parts.identity
+        self.tasks = parts.tasks
+        self.timers = parts.timers
+        self.ledger = parts.ledger
+        self.outputs = parts.outputs
+        self.results = parts.results
+        self.admission = parts.admission
+        self.sandboxes = parts.sandboxes
+        self.owners = parts.owners
+        self.images = parts.images
+        self.backends = parts.backends
+        self.version = parts.version
+        self.started = parts.clock.wall()
+
+        self.lives = Lives(parts)
+        self.handles = Handles(parts.ledger)
+        self.answers = Answers(parts)
+        self.execution = Execution(parts, self.lives, self.answers, self.handles)
+        self.operations = Operations(parts, self.lives, self.execution, self.answers, self.handles)
+        self.files = Files(self.lives, self.handles, parts.clock)
+        self.disk = Disk(self.lives, parts.images, parts.clock)
+        self.forwarder = Forwarder(self.lives, self.handles, parts.clock)
+        self.batches = Batches(self.lives, parts.sandboxes, parts.admission)
+        parts.owners.abandon = self.lives.abandon
 
     def check_invariants(self) -> None:
         """Raises Bug unless every part keeps its own, and they agree with each other."""
@@ -59,4 +54,4 @@ class Node:
             sandbox.check_invariants()
             running += sandbox.running
         if running != self.admission.operations:
-            raise AssertionError(f"{running} operations run, {self.admission.operations} counted")
+            raise Bug(f"{running} operations run, {self.admission.operations} were counted")

@@ -1,54 +1,28 @@
-"""Commands: started at most once, answered from the record afterwards (decisions 12 to 14)."""
+"""Commands as users see them: started at most once, answered from the record afterwards."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 
-import msgspec
-
-from skerry.errors import (
-    Bug,
-    Conflict,
-    InvalidRequest,
-    NotFound,
-    OutcomeUnknown,
-    Overloaded,
-    SandboxFailed,
-    SkerryError,
-    Unavailable,
-)
-from skerry.guest.api import Outcome, Stream
-from skerry.guest.client import GuestClient
-from skerry.guest.operation import RunningOperation
-from skerry.node import command, ledger
-from skerry.node.admission import Admission
-from skerry.node.clock import Clock
-from skerry.node.ledger import Ledger
+from skerry.errors import Conflict, NotFound, SkerryError
+from skerry.node import command
+from skerry.node.answers import Answers
+from skerry.node.execution import Execution
+from skerry.node.handles import Handles
 from skerry.node.link import Link
 from skerry.node.lives import Lives
 from skerry.node.operation import Op, Past
-from skerry.node.outputs import Outputs
-from skerry.node.results import Answer, Results, unwrap, wrap
-from skerry.node.sandbox import HANDLE_MAX, HANDLES_BLOCK, Sandbox
-from skerry.node.tasks import Tasks
-from skerry.node.timers import Timers
+from skerry.node.parts import Parts
+from skerry.node.results import Answer, unwrap, wrap
+from skerry.node.sandbox import Sandbox
 from skerry.node.views import View
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.wire.http import ErrorBody, OpStatus
 
-log = logging.getLogger("skerry.node")
-
-# The agent keeps a command's timeout; these are for when it does not.
-PING_AFTER_S = 5.0
-KILL_AFTER_S = 15.0
-SHELLS_MAX = 4096
-INLINE_BYTES_MAX = 1 << 20  # of a stream in the journal; a longer one stays in its spool file
-
 
 class Operations:
-    """Every command of every sandbox.
+    """Every command of every sandbox (decisions 12 to 14).
 
     One operation id runs at most one command. Its `Asked` record is in the journal before START
     leaves, its `Answered` record before anyone hears the answer; in between, a repeat joins.
@@ -56,29 +30,20 @@ class Operations:
 
     def __init__(
         self,
-        *,
-        clock: Clock,
-        timers: Timers,
-        tasks: Tasks,
-        admission: Admission,
-        ledger: Ledger,
-        results: Results,
-        outputs: Outputs,
+        parts: Parts,
         lives: Lives,
-        per_sandbox_max: int,
+        execution: Execution,
+        answers: Answers,
+        handles: Handles,
     ) -> None:
-        self._clock = clock
-        self._timers = timers
-        self._tasks = tasks
-        self._admission = admission
-        self._ledger = ledger
-        self._results = results
-        self._outputs = outputs
+        self._clock = parts.clock
+        self._tasks = parts.tasks
+        self._admission = parts.admission
+        self._outputs = parts.outputs
         self._lives = lives
-        self._per_sandbox_max = per_sandbox_max
-        self._without_bash: dict[tuple[str, ...], None] = {}
-
-    # -- what users ask ---------------------------------------------------------------------------
+        self._execution = execution
+        self._answers = answers
+        self._handles = handles
 
     async def run(self, sandbox: Sandbox, op_id: str | None, spec: CommandSpec) -> RunResult:
         """Returns the command's result, running it unless this operation id already has one.
@@ -90,7 +55,7 @@ class Operations:
         if not isinstance(found, tuple):
             return unwrap(await self._answer(sandbox, found))
         op, link = found
-        answer = await self._drive(sandbox, op, link)
+        answer = await self._execution.drive(sandbox, op, link)
         if isinstance(answer, SkerryError):
             raise answer
         return answer
@@ -110,7 +75,7 @@ class Operations:
             return View(found.id, await self._answer(sandbox, found), watch=watch)
         view = View(found.id, found, watch=watch)
         if link is not None:
-            self._tasks.spawn(self._drive_alone(sandbox, found, link))
+            self._tasks.spawn(self._execution.drive_alone(sandbox, found, link))
         return view
 
     async def status(self, sandbox: Sandbox, op_id: str, wait_s: float) -> OpStatus:
@@ -159,20 +124,6 @@ class Operations:
         if isinstance(found, Op):
             found.cancel()
 
-    def new_handle(self, sandbox: Sandbox) -> int:
-        """Returns a handle that was never used in this instance, over restarts of the node too."""
-        handle = sandbox.handle_next
-        if handle >= HANDLE_MAX:
-            raise SandboxFailed("the sandbox has run 2^29 operations; make a new one")
-        if handle >= sandbox.handle_top:
-            top = handle + HANDLES_BLOCK
-            self._ledger.append(sandbox.id, ledger.Handles(top))
-            sandbox.handle_top = top
-        sandbox.handle_next = handle + 1
-        return handle
-
-    # -- find or begin ----------------------------------------------------------------------------
-
     def _known(self, sandbox: Sandbox, op_id: str) -> Op | Found:
         op = sandbox.ops.get(op_id)
         if op is None:
@@ -201,7 +152,7 @@ class Operations:
     def _begin(self, sandbox: Sandbox, op_id: str, spec: CommandSpec, fingerprint: bytes) -> Op:
         self._admission.enter_operation(sandbox.running)
         try:
-            handle = self.new_handle(sandbox)
+            handle = self._handles.new(sandbox)
             sink = self._outputs.make(sandbox.id, op_id, spec.output_limit)
             op = Op(
                 op_id,
@@ -214,289 +165,14 @@ class Operations:
         except BaseException:
             self._admission.operations -= 1
             raise
-        self.enter(sandbox, op)
+        self._execution.enter(sandbox, op)
         return op
 
-    def enter(self, sandbox: Sandbox, op: Op) -> None:
-        """Counts the operation as under way; that is activity."""
-        sandbox.ops[op.id] = op
-        sandbox.running += 1
-        sandbox.touch(self._clock.wall(), self._clock.monotonic())
-
     async def _answer(self, sandbox: Sandbox, found: Op | Found) -> Answer:
-        """Returns the answer of an operation: awaited, from memory, or from the journal."""
+        """Returns the answer of an operation when there is one."""
         if isinstance(found, Op):
             return wrap(await asyncio.shield(found.done))
-        kept = self._results.get(sandbox.id, found.id)
-        if kept is not None:
-            return kept
-        answer = self._recall(sandbox.id, found)
-        self._results.put(sandbox.id, found.id, answer)
-        return answer
-
-    def _recall(self, sandbox_id: str, found: Found) -> Answer:
-        """Returns an answer from the journal, and from its spool files where they are long."""
-        entry = self._ledger.read(sandbox_id, found.past.position)
-        if not isinstance(entry, ledger.Answered) or entry.op.hex() != found.id:
-            raise Bug(f"record {found.past.position} is not the answer of {found.id}")
-        if entry.error is not None:
-            return entry.error
-        if entry.result is None:
-            raise Bug(f"record {found.past.position} answers nothing")
-        result = entry.result
-        if entry.spooled:
-            sink = self._outputs.reopen(sandbox_id, found.id, 0)
-            for number in entry.spooled:
-                stream = Stream(number)
-                result = msgspec.structs.replace(
-                    result, **{stream.name.lower(): sink.output(stream)}
-                )
-            sink.detach()
-        return result
-
-    # -- drive ------------------------------------------------------------------------------------
-
-    async def _drive_alone(self, sandbox: Sandbox, op: Op, link: Link) -> None:
-        await self._drive(sandbox, op, link)
-
-    async def _drive(self, sandbox: Sandbox, op: Op, link: Link) -> RunResult | SkerryError:
-        """Carries a new operation to its answer, which is recorded when this returns.
-
-        If it is cancelled (the node is ending) nothing is recorded: the next node takes over.
-        """
-        answer: RunResult | SkerryError
-        try:
-            outcome, running = await self._with_shell(sandbox, op, link)
-            answer = self._result(sandbox, op, outcome)
-        except SkerryError as error:
-            answer, running = error, None
-        return self.finish(sandbox, op, answer, running)
-
-    async def adopt(self, sandbox: Sandbox, op: Op, link: Link) -> None:
-        """Carries an operation of an earlier node process to its answer; `op.sent` is true."""
-        answer: RunResult | SkerryError
-        try:
-            outcome, running = await self._carry(sandbox, op, link)
-            if op.agent_op == op.raw and command.shell_missing(op.spec, outcome):
-                outcome, running = await self._with_sh(sandbox, op, link, outcome, running)
-            answer = self._result(sandbox, op, outcome)
-        except SkerryError as error:
-            answer, running = error, None
-        self.finish(sandbox, op, answer, running)
-
-    async def _with_shell(
-        self, sandbox: Sandbox, op: Op, link: Link
-    ) -> tuple[Outcome, RunningOperation]:
-        """Runs the command; a shell line under bash, or under sh where the image has no bash."""
-        if op.spec.shell is None:
-            return await self._carry(sandbox, op, link)
-        if sandbox.digests in self._without_bash:
-            op.shell = command.SH
-            return await self._carry(sandbox, op, link)
-        op.shell = command.BASH
-        outcome, running = await self._carry(sandbox, op, link)
-        if command.shell_missing(op.spec, outcome):
-            return await self._with_sh(sandbox, op, link, outcome, running)
-        return outcome, running
-
-    async def _with_sh(
-        self, sandbox: Sandbox, op: Op, link: Link, _outcome: Outcome, running: RunningOperation
-    ) -> tuple[Outcome, RunningOperation]:
-        """Runs it again under sh: bash was not reached, so nothing has run yet."""
-        running.acknowledge()
-        if len(self._without_bash) >= SHELLS_MAX:
-            self._without_bash.clear()
-        self._without_bash[sandbox.digests] = None
-        op.shell = command.SH
-        op.agent_op = command.fallback_id(op.raw)
-        op.handle = self.new_handle(sandbox)
-        op.not_running()
-        return await self._carry(sandbox, op, link)
-
-    async def _carry(
-        self, sandbox: Sandbox, op: Op, link: Link
-    ) -> tuple[Outcome, RunningOperation]:
-        """Starts the operation unless it was, and follows it over lost connections to its end."""
-        if not op.sent:
-            self._ledger.append(
-                sandbox.id,
-                ledger.Asked(
-                    op.raw,
-                    op.handle,
-                    op.agent_op,
-                    op.fingerprint,
-                    command.without_stdin(op.spec),
-                    op.started,
-                ),
-            )
-        while True:
-            try:
-                client = await link.ready()
-            except SkerryError as error:
-                raise error if op.sent else _never_left(error) from None
-            running = self._start(sandbox, op, client)
-            if running is None:
-                continue
-            feeder = None
-            if op.spec.stdin is not None:
-                feeder = self._tasks.spawn(_feed(running, op.spec.stdin))
-            try:
-                return await running.wait(), running
-            except SkerryError as error:
-                if not client.lost.done():
-                    raise _refused(error, op) from None
-            finally:
-                if feeder is not None:
-                    feeder.cancel()
-
-    def _start(self, sandbox: Sandbox, op: Op, client: GuestClient) -> RunningOperation | None:
-        """Starts it or attaches to it; None if the connection was lost meanwhile."""
-        try:
-            if op.sent:
-                running = client.attach(
-                    op.handle,
-                    op.agent_op,
-                    op.sink,
-                    op.sink.safe_offset(Stream.STDOUT),
-                    op.sink.safe_offset(Stream.STDERR),
-                    resume=op.running,
-                )
-            else:
-                running = client.start(
-                    command.operation(
-                        op.spec, sandbox.spec, handle=op.handle, op=op.agent_op, shell=op.shell
-                    ),
-                    op.sink,
-                )
-                op.sent = True
-                self._watch(sandbox, op)
-        except NotFound:
-            if op.exec_reached():
-                raise OutcomeUnknown("the guest agent has lost the command") from None
-            op.not_running()  # START was lost on its way: it has not run
-            if op.adopted:
-                raise Unavailable(
-                    "the node restarted before the command was started: it has not run"
-                ) from None
-            return None
-        except SkerryError:
-            if client.lost.done():
-                return None
-            raise
-        op.now_running(running)
-        return running
-
-    def finish(
-        self,
-        sandbox: Sandbox,
-        op: Op,
-        answer: RunResult | SkerryError,
-        running: RunningOperation | None,
-    ) -> RunResult | SkerryError:
-        """Records the answer and gives it to everyone who waits; returns it."""
-        void = isinstance(answer, SkerryError) and not op.sent
-        try:
-            if void:
-                self._ledger.append(sandbox.id, ledger.Void(op.raw))
-            else:
-                self._record(sandbox, op, answer)
-        except SkerryError as error:
-            answer = error  # nobody may hear what is not recorded
-            void = False
-            log.exception("the answer of %s cannot be recorded", op.id)
-        else:
-            if running is not None:
-                running.acknowledge()
-        self._leave(sandbox, op)
-        if not op.done.done():
-            op.done.set_result(answer)
-        return answer
-
-    def _record(self, sandbox: Sandbox, op: Op, answer: RunResult | SkerryError) -> None:
-        recorded = wrap(answer)
-        spooled: tuple[int, ...] = ()
-        if isinstance(recorded, ErrorBody):
-            entry = ledger.Answered(op.raw, op.started, error=recorded)
-        else:
-            inline, spooled = _without_long(recorded)
-            entry = ledger.Answered(op.raw, op.started, inline, spooled=spooled)
-        position = self._ledger.append(sandbox.id, entry)
-        self._results.put(sandbox.id, op.id, recorded)
-        lost = entry.error is not None
-        text = command.text(op.spec)
-        sandbox.ops[op.id] = Past(
-            op.fingerprint, position, text, op.started, lost, spooled=bool(spooled)
-        )
-        if spooled:
-            op.sink.finish()
-            op.sink.detach()
-        else:
-            op.sink.close()
-        self._forget_oldest(sandbox)
-
-    def _forget_oldest(self, sandbox: Sandbox) -> None:
-        """Keeps what is remembered of finished operations within its bound."""
-        while len(sandbox.ops) - sandbox.running >= self._per_sandbox_max:
-            op_id, oldest = next((k, v) for k, v in sandbox.ops.items() if isinstance(v, Past))
-            del sandbox.ops[op_id]
-            self._results.drop(sandbox.id, op_id)
-            if oldest.spooled:
-                self._outputs.drop(sandbox.id, op_id)
-
-    def _leave(self, sandbox: Sandbox, op: Op) -> None:
-        if isinstance(sandbox.ops.get(op.id), Op):  # it has no answer on record
-            del sandbox.ops[op.id]
-            op.sink.close()
-        self._admission.operations -= 1
-        sandbox.running -= 1
-        sandbox.touch(self._clock.wall(), self._clock.monotonic())
-        if op.overdue is not None:
-            op.overdue.cancel()
-
-    def _result(self, sandbox: Sandbox, op: Op, outcome: Outcome) -> RunResult:
-        return command.result(
-            outcome,
-            op_id=op.id,
-            start_error=command.start_error(outcome, op.spec, sandbox.spec, op.shell),
-            stdout=op.sink.output(Stream.STDOUT),
-            stderr=op.sink.output(Stream.STDERR),
-            truncated=op.sink.truncated,
-            started=op.started,
-            ended=self._clock.wall(),
-        )
-
-    # -- when the agent does not keep the time ----------------------------------------------------
-
-    def _watch(self, sandbox: Sandbox, op: Op) -> None:
-        """Sets the backstop behind the agent's own timeout."""
-        if op.spec.timeout_s is None:
-            return
-        if op.overdue is not None:
-            op.overdue.cancel()
-
-        def kill() -> None:
-            late = f"a command was {KILL_AFTER_S:g} s over its timeout and could not be ended"
-            self._lives.fail(sandbox, late, SandboxFailed(late, sandbox=sandbox.id))
-
-        def ping() -> None:
-            op.overdue = self._timers.after(KILL_AFTER_S - PING_AFTER_S, kill)
-            if sandbox.link is not None:
-                self._tasks.spawn(sandbox.link.check())
-
-        op.overdue = self._timers.after(op.spec.timeout_s + PING_AFTER_S, ping)
-
-
-def _without_long(result: RunResult) -> tuple[RunResult, tuple[int, ...]]:
-    """Returns the result as it fits into a record, and the streams that were left out."""
-    out, err = len(result.stdout) > INLINE_BYTES_MAX, len(result.stderr) > INLINE_BYTES_MAX
-    if not out and not err:
-        return result, ()
-    short = msgspec.structs.replace(
-        result,
-        stdout=b"" if out else result.stdout,
-        stderr=b"" if err else result.stderr,
-    )
-    return short, (int(Stream.STDOUT),) * out + (int(Stream.STDERR),) * err
+        return self._answers.find(sandbox, found.id, found.past)
 
 
 class Found:
@@ -511,26 +187,3 @@ class Found:
 
 def _status(op: Op) -> OpStatus:
     return OpStatus(op_id=op.id, state="running", command=command.text(op.spec), started=op.started)
-
-
-def _never_left(error: SkerryError) -> SkerryError:
-    """The sandbox died before START left: the command certainly has not run."""
-    return SandboxFailed(f"{error.message} (the command was not started)", **error.fields)
-
-
-def _refused(error: SkerryError, op: Op) -> SkerryError:
-    """Returns what a refusal of the agent means for the operation."""
-    if isinstance(error, Conflict) and not op.exec_reached():
-        return OutcomeUnknown("the guest agent has seen this operation before", op_id=op.id)
-    if isinstance(error, Overloaded | InvalidRequest):
-        op.sent = False  # refused whole: it has not run, and may be asked again
-    return error
-
-
-async def _feed(running: RunningOperation, data: bytes) -> None:
-    """Gives a command its standard input, from where an earlier connection left off."""
-    try:
-        await running.write_stdin(data[running.stdin_sent :])
-        await running.close_stdin()
-    except SkerryError as error:
-        log.debug("standard input was cut short: %s", error)  # the command's end tells the rest

@@ -195,19 +195,19 @@ def _lose_pending(node: Node, sandbox: Sandbox, story: Story, reason: str) -> No
     """Records that nobody will ever know what commands under way have done."""
     for asked in story.pending.values():
         op = _op(node, sandbox, asked)
-        node.operations.enter(sandbox, op)
+        node.execution.enter(sandbox, op)
         node.admission.operations += 1
         error = OutcomeUnknown(
             f"the sandbox was lost while the command ran: {reason}", sandbox=sandbox.id
         )
-        node.operations.finish(sandbox, op, error, None)
+        node.execution.finish(sandbox, op, error, None)
 
 
 async def _adopt(node: Node, sandbox: Sandbox, story: Story) -> None:
     """Takes a live instance and its commands over."""
     sandbox.state = State.RUNNING
     node.owners.recover(sandbox)
-    node.lives.arm(sandbox)
+    node.lives.deadlines.arm(sandbox)
     try:
         if sandbox.pausable is not None:
             await sandbox.pausable.resume()
@@ -240,9 +240,9 @@ def _resume(
         node.outputs.drop(sandbox.id, asked.op.hex())
         return
     op = _op(node, sandbox, asked)
-    node.operations.enter(sandbox, op)
+    node.execution.enter(sandbox, op)
     node.admission.operations += 1
-    node.tasks.spawn(node.operations.adopt(sandbox, op, link))
+    node.tasks.spawn(node.execution.adopt(sandbox, op, link))
 
 
 def _op(node: Node, sandbox: Sandbox, asked: ledger.Asked) -> Op:

@@ -29,10 +29,8 @@ class Attached:
         return msgspec.msgpack.decode(message.data, type=StreamEvent)
 
     async def rest(self) -> list[StreamEvent]:
-        events = []
-        async for message in self.socket:
-            events.append(msgspec.msgpack.decode(message.data, type=StreamEvent))
-        return events
+        decode = msgspec.msgpack.Decoder(StreamEvent).decode
+        return [decode(message.data) async for message in self.socket]
 
 
 @asynccontextmanager

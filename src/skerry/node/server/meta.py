@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from skerry import __version__
 from skerry.errors import SkerryError
 from skerry.node.node import Node
 from skerry.node.server.exchange import Exchange
@@ -25,7 +24,7 @@ async def health(node: Node, exchange: Exchange) -> None:
     await exchange.reply(
         Health(
             node=node.identity.name,
-            version=__version__,
+            version=node.version,
             epoch=node.identity.epoch,
             pid=os.getpid(),
             sandboxes=len(node.sandboxes),
@@ -35,6 +34,6 @@ async def health(node: Node, exchange: Exchange) -> None:
     )
 
 
-async def document(_node: Node, exchange: Exchange) -> None:
+async def document(node: Node, exchange: Exchange) -> None:
     """GET /v1/openapi.json."""
-    await exchange.reply(openapi.document(__version__))
+    await exchange.reply(openapi.document(node.version))

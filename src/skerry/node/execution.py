@@ -1,0 +1,276 @@
+"""Carries commands from START to a recorded answer, over lost connections and restarts."""
+
+from __future__ import annotations
+
+import logging
+
+from skerry.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    SandboxFailed,
+    SkerryError,
+    Unavailable,
+)
+from skerry.guest.api import Outcome, Stream
+from skerry.guest.client import GuestClient
+from skerry.guest.operation import RunningOperation
+from skerry.node import command, ledger
+from skerry.node.answers import Answers
+from skerry.node.handles import Handles
+from skerry.node.link import Link
+from skerry.node.lives import Lives
+from skerry.node.operation import Op
+from skerry.node.parts import Parts
+from skerry.node.sandbox import Sandbox
+from skerry.spec.command import RunResult
+
+log = logging.getLogger("skerry.node")
+
+# The agent keeps a command's timeout; these are for when it does not.
+PING_AFTER_S = 5.0
+KILL_AFTER_S = 15.0
+SHELLS_MAX = 4096
+
+
+class Execution:
+    """What happens to one operation between its beginning and its answer."""
+
+    def __init__(self, parts: Parts, lives: Lives, answers: Answers, handles: Handles) -> None:
+        self._clock = parts.clock
+        self._timers = parts.timers
+        self._tasks = parts.tasks
+        self._admission = parts.admission
+        self._ledger = parts.ledger
+        self._lives = lives
+        self._answers = answers
+        self._handles = handles
+        self._without_bash: dict[tuple[str, ...], None] = {}
+
+    def enter(self, sandbox: Sandbox, op: Op) -> None:
+        """Counts the operation as under way; that is activity."""
+        sandbox.ops[op.id] = op
+        sandbox.running += 1
+        sandbox.touch(self._clock.wall(), self._clock.monotonic())
+
+    async def drive(self, sandbox: Sandbox, op: Op, link: Link) -> RunResult | SkerryError:
+        """Carries a new operation to its answer, which is recorded when this returns.
+
+        If it is cancelled (the node is ending) nothing is recorded: the next node takes over.
+        """
+        answer: RunResult | SkerryError
+        try:
+            outcome, running = await self._with_shell(sandbox, op, link)
+            answer = self._result(sandbox, op, outcome)
+        except SkerryError as error:
+            answer, running = error, None
+        return self.finish(sandbox, op, answer, running)
+
+    async def drive_alone(self, sandbox: Sandbox, op: Op, link: Link) -> None:
+        """Carries it as a task of its own."""
+        await self.drive(sandbox, op, link)
+
+    async def adopt(self, sandbox: Sandbox, op: Op, link: Link) -> None:
+        """Carries an operation of an earlier node process to its answer; `op.sent` is true."""
+        answer: RunResult | SkerryError
+        try:
+            outcome, running = await self._carry(sandbox, op, link)
+            if op.agent_op == op.raw and command.shell_missing(op.spec, outcome):
+                outcome, running = await self._with_sh(sandbox, op, link, outcome, running)
+            answer = self._result(sandbox, op, outcome)
+        except SkerryError as error:
+            answer, running = error, None
+        self.finish(sandbox, op, answer, running)
+
+    async def _with_shell(
+        self, sandbox: Sandbox, op: Op, link: Link
+    ) -> tuple[Outcome, RunningOperation]:
+        """Runs the command; a shell line under bash, or under sh where the image has no bash."""
+        if op.spec.shell is None:
+            return await self._carry(sandbox, op, link)
+        if sandbox.digests in self._without_bash:
+            op.shell = command.SH
+            return await self._carry(sandbox, op, link)
+        op.shell = command.BASH
+        outcome, running = await self._carry(sandbox, op, link)
+        if command.shell_missing(op.spec, outcome):
+            return await self._with_sh(sandbox, op, link, outcome, running)
+        return outcome, running
+
+    async def _with_sh(
+        self, sandbox: Sandbox, op: Op, link: Link, _outcome: Outcome, running: RunningOperation
+    ) -> tuple[Outcome, RunningOperation]:
+        """Runs it again under sh: bash was not reached, so nothing has run yet."""
+        running.acknowledge()
+        if len(self._without_bash) >= SHELLS_MAX:
+            self._without_bash.clear()
+        self._without_bash[sandbox.digests] = None
+        op.shell = command.SH
+        op.agent_op = command.fallback_id(op.raw)
+        op.handle = self._handles.new(sandbox)
+        op.not_running()
+        return await self._carry(sandbox, op, link)
+
+    async def _carry(
+        self, sandbox: Sandbox, op: Op, link: Link
+    ) -> tuple[Outcome, RunningOperation]:
+        """Starts the operation unless it was, and follows it over lost connections to its end."""
+        if not op.sent:
+            self._ledger.append(
+                sandbox.id,
+                ledger.Asked(
+                    op.raw,
+                    op.handle,
+                    op.agent_op,
+                    op.fingerprint,
+                    command.without_stdin(op.spec),
+                    op.started,
+                ),
+            )
+        while True:
+            try:
+                client = await link.ready()
+            except SkerryError as error:
+                raise error if op.sent else _never_left(error) from None
+            running = self._start(sandbox, op, client)
+            if running is None:
+                continue
+            feeder = None
+            if op.spec.stdin is not None:
+                feeder = self._tasks.spawn(_feed(running, op.spec.stdin))
+            try:
+                return await running.wait(), running
+            except SkerryError as error:
+                if not client.lost.done():
+                    raise _refused(error, op) from None
+            finally:
+                if feeder is not None:
+                    feeder.cancel()
+
+    def _start(self, sandbox: Sandbox, op: Op, client: GuestClient) -> RunningOperation | None:
+        """Starts it or attaches to it; None if the connection was lost meanwhile."""
+        try:
+            if op.sent:
+                running = client.attach(
+                    op.handle,
+                    op.agent_op,
+                    op.sink,
+                    op.sink.safe_offset(Stream.STDOUT),
+                    op.sink.safe_offset(Stream.STDERR),
+                    resume=op.running,
+                )
+            else:
+                running = client.start(
+                    command.operation(
+                        op.spec, sandbox.spec, handle=op.handle, op=op.agent_op, shell=op.shell
+                    ),
+                    op.sink,
+                )
+                op.sent = True
+                self._watch(sandbox, op)
+        except NotFound:
+            if op.exec_reached():
+                raise OutcomeUnknown("the guest agent has lost the command") from None
+            op.not_running()  # START was lost on its way: it has not run
+            if op.adopted:
+                raise Unavailable(
+                    "the node restarted before the command was started: it has not run"
+                ) from None
+            return None
+        except SkerryError:
+            if client.lost.done():
+                return None
+            raise
+        op.now_running(running)
+        return running
+
+    def finish(
+        self,
+        sandbox: Sandbox,
+        op: Op,
+        answer: RunResult | SkerryError,
+        running: RunningOperation | None,
+    ) -> RunResult | SkerryError:
+        """Records the answer and gives it to everyone who waits; returns it."""
+        void = isinstance(answer, SkerryError) and not op.sent
+        try:
+            if void:
+                self._ledger.append(sandbox.id, ledger.Void(op.raw))
+            else:
+                self._answers.record(sandbox, op, answer)
+        except SkerryError as error:
+            answer = error  # nobody may hear what is not recorded
+            void = False
+            log.exception("the answer of %s cannot be recorded", op.id)
+        else:
+            if running is not None:
+                running.acknowledge()
+        self._leave(sandbox, op)
+        if not op.done.done():
+            op.done.set_result(answer)
+        return answer
+
+    def _leave(self, sandbox: Sandbox, op: Op) -> None:
+        if isinstance(sandbox.ops.get(op.id), Op):  # it has no answer on record
+            del sandbox.ops[op.id]
+            op.sink.close()
+        self._admission.operations -= 1
+        sandbox.running -= 1
+        sandbox.touch(self._clock.wall(), self._clock.monotonic())
+        if op.overdue is not None:
+            op.overdue.cancel()
+
+    def _result(self, sandbox: Sandbox, op: Op, outcome: Outcome) -> RunResult:
+        return command.result(
+            outcome,
+            op_id=op.id,
+            start_error=command.start_error(outcome, op.spec, sandbox.spec, op.shell),
+            stdout=op.sink.output(Stream.STDOUT),
+            stderr=op.sink.output(Stream.STDERR),
+            truncated=op.sink.truncated,
+            started=op.started,
+            ended=self._clock.wall(),
+        )
+
+    def _watch(self, sandbox: Sandbox, op: Op) -> None:
+        """Sets the backstop behind the agent's own timeout."""
+        if op.spec.timeout_s is None:
+            return
+        if op.overdue is not None:
+            op.overdue.cancel()
+
+        def kill() -> None:
+            late = f"a command was {KILL_AFTER_S:g} s over its timeout and could not be ended"
+            self._lives.fail(sandbox, late, SandboxFailed(late, sandbox=sandbox.id))
+
+        def ping() -> None:
+            op.overdue = self._timers.after(KILL_AFTER_S - PING_AFTER_S, kill)
+            if sandbox.link is not None:
+                self._tasks.spawn(sandbox.link.check())
+
+        op.overdue = self._timers.after(op.spec.timeout_s + PING_AFTER_S, ping)
+
+
+def _never_left(error: SkerryError) -> SkerryError:
+    """The sandbox died before START left: the command certainly has not run."""
+    return SandboxFailed(f"{error.message} (the command was not started)", **error.fields)
+
+
+def _refused(error: SkerryError, op: Op) -> SkerryError:
+    """Returns what a refusal of the agent means for the operation."""
+    if isinstance(error, Conflict) and not op.exec_reached():
+        return OutcomeUnknown("the guest agent has seen this operation before", op_id=op.id)
+    if isinstance(error, Overloaded | InvalidRequest):
+        op.sent = False  # refused whole: it has not run, and may be asked again
+    return error
+
+
+async def _feed(running: RunningOperation, data: bytes) -> None:
+    """Gives a command its standard input, from where an earlier connection left off."""
+    try:
+        await running.write_stdin(data[running.stdin_sent :])
+        await running.close_stdin()
+    except SkerryError as error:
+        log.debug("standard input was cut short: %s", error)  # the command's end tells the rest

@@ -1,0 +1,40 @@
+"""What the parts of a node are made of: state and resources that several of them use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from skerry.backends.api import Backend
+from skerry.node.admission import Admission
+from skerry.node.clock import Clock
+from skerry.node.config import NodeConfig
+from skerry.node.identity import Identity
+from skerry.node.images import Images
+from skerry.node.ledger import Ledger
+from skerry.node.outputs import Outputs
+from skerry.node.owners import Owners
+from skerry.node.results import Results
+from skerry.node.sandboxes import Sandboxes
+from skerry.node.tasks import Tasks
+from skerry.node.timers import Timers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts that know no other part; used from the event loop only."""
+
+    config: NodeConfig
+    clock: Clock
+    identity: Identity
+    tasks: Tasks
+    timers: Timers
+    ledger: Ledger
+    outputs: Outputs
+    results: Results
+    admission: Admission
+    sandboxes: Sandboxes
+    owners: Owners
+    images: Images
+    backends: Mapping[str, Backend]
+    version: str
