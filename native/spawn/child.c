@@ -112,17 +112,21 @@ static int (*const run[OP_COUNT])(struct child *, const struct step *) = {
 };
 
 /* The write end of the status pipe is opened here, by the name of the other: had the launcher made it,
- * it could not close its own before the tables are apart, and would have to be told. */
+ * it could not close its own before the tables are apart, and would have to be told. And only now the
+ * read end is watched, in the launcher's own epoll: before, it would wake at once, without a writer. */
 static int take_descriptors(struct instance *i)
 {
+	struct loop *loop = &i->launcher->loop;
 	int keep[] = {i->listener, i->user_fd, i->net_fd, i->status.fd};
-	int err = fds_keep(&i->launcher->loop, keep, 4);
+	int fd, err = fds_keep(loop, keep, 4);
 	char path[64];
 
 	if (err)
 		return err;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", i->status.fd);
-	return open_at(AT_FDCWD, path, O_WRONLY);
+	fd = open_at(AT_FDCWD, path, O_WRONLY);
+	err = fd < 0 ? fd : loop_watch(loop, &i->status, i->status.fd, 0);
+	return err ? err : fd;
 }
 
 _Noreturn void child_run(struct instance *i)
@@ -133,7 +137,6 @@ _Noreturn void child_run(struct instance *i)
 	uint64_t before = now_ns();
 
 	report->error = c.status_fd < 0 ? c.status_fd : 0;
-	report->opened = 1;
 	for (unsigned n = i->plan->first_child; n < i->plan->count && !report->error; n++) {
 		const struct step *s = &i->plan->steps[n];
 		uint64_t now;

@@ -13,7 +13,6 @@ enum { STATUS_UNKNOWN = 0 };
 
 /* Filled by a starting child in shared memory; read by the launcher at the end of the status pipe. */
 struct report {
-	int32_t opened;     /* the child holds the status pipe: from now on its end means something */
 	int32_t error;      /* negative errno of the step at fault, or 0 */
 	uint32_t step;      /* index of the step under way */
 	uint32_t us[PLAN_MAX];
@@ -181,8 +180,8 @@ int instance_adopt(struct launcher *l, struct request *r, struct failure *f);
 void instance_death(struct watch *w, uint32_t events);
 void instance_free(struct launcher *l, struct instance *i);
 void start_died(struct instance *i);
-/* Looks whether a starting child has reached its exec, or failed. */
-void start_settle(struct instance *i, bool ended);
+/* The child has reached its exec, or failed, or died. */
+void start_settle(struct instance *i);
 void instances_stop_all(struct launcher *l);
 _Noreturn void child_run(struct instance *i);
 void freeze_set(struct launcher *l, struct request *r);

@@ -46,12 +46,8 @@ static int clone_child(struct instance *i, const char *group)
 	i->net_fd = fcntl(i->slot->net_fd, F_DUPFD_CLOEXEC, 3);
 	if (i->user_fd < 0 || i->net_fd < 0 || pipe2(status, O_CLOEXEC | O_NONBLOCK) < 0)
 		return -errno;
-	close(status[1]); /* the child opens its own */
-	err = loop_watch(&i->launcher->loop, &i->status, status[0], EPOLLET);
-	if (err) {
-		close(status[0]);
-		return err;
-	}
+	close(status[1]); /* the child opens its own, and watches the other */
+	i->status.fd = status[0];
 	i->pid = sys_clone(CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_FILES, &pidfd, dir);
 	if (!i->pid)
 		child_run(i);
@@ -207,13 +203,8 @@ static bool exec_reached(const struct instance *i)
 	return !i->report->error && i->plan->steps[i->report->step].op == OP_EXEC;
 }
 
-void start_settle(struct instance *i, bool ended)
+void start_settle(struct instance *i)
 {
-	char byte;
-
-	/* Before the child has opened it, and while it is open, the end of the pipe is none. */
-	if (!ended && (!i->report->opened || read(i->status.fd, &byte, 1)))
-		return;
 	loop_close(&i->launcher->loop, &i->status);
 	if (!exec_reached(i)) {
 		i->state = UNDOING; /* its death is watched */
@@ -229,7 +220,7 @@ void start_settle(struct instance *i, bool ended)
 static void status_ready(struct watch *w, uint32_t events)
 {
 	(void)events;
-	start_settle(container_of(w, struct instance, status), false);
+	start_settle(container_of(w, struct instance, status));
 }
 
 static void expire(struct timer *t)

@@ -128,7 +128,7 @@ void instance_death(struct watch *w, uint32_t events)
 
 	(void)events;
 	if (i->state == STARTING)
-		start_settle(i, true); /* it may have reached its exec before */
+		start_settle(i); /* it may have reached its exec before */
 	if (i->state == UNDOING) {
 		start_died(i);
 		return;
