@@ -23,7 +23,7 @@ CONFIG_NAMES = frozenset(
 # Names of modules that Python runs at start, by themselves.
 STARTUP_MODULES = frozenset({"sitecustomize", "usercustomize"})
 # Standard modules whose names people give to scratch files: dropped, and no evidence.
-SCRATCH_MODULES = frozenset({"test", "code", "trace", "profile", "this", "timeit"})
+SCRATCH_MODULES = frozenset({"code", "trace", "profile", "this", "timeit"})
 PROGRAM_DIRS = (
     "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
     "/root/.local/bin", "/root/bin",
@@ -123,7 +123,8 @@ def module_name(path: str) -> str:
 
 def is_startup_module(path: str) -> bool:
     """Returns whether Python would run this at its start, wherever its search path leads there."""
-    return module_name(path) in STARTUP_MODULES
+    # As a file of any kind, or as a package: then a directory above bears the name.
+    return module_name(path) in STARTUP_MODULES or bool(STARTUP_MODULES & set(path.split("/")))
 
 
 def is_program_path(path: str) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from skerry.errors import SkerryError
+from skerry.errors import SandboxError, SkerryError, Unavailable
 from skerry.spec.task import TaskSpec
 from skerry.worker.ports import Client, Sandbox
 
@@ -72,6 +72,9 @@ async def sandbox_of(
         if not making.cancelled() and making.exception() is None:
             await _destroy(making.result())
         raise
+    except SandboxError as error:
+        # Nobody has acted in it yet, so it is not the fault of whoever would have.
+        raise Unavailable(f"no sandbox: {error.message}") from error
     try:
         yield sandbox
     finally:

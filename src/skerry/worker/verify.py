@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import msgspec
 
-from skerry.errors import Bug, SandboxError, SkerryError, Unavailable
+from skerry.errors import Bug, FileRefused, SandboxError, Unavailable
 from skerry.integrity.audit import Audit, audit
 from skerry.integrity.protected import Rules
 from skerry.integrity.report import TestReport, parse_report
@@ -111,8 +111,12 @@ async def grade(
         seconds=seconds,
         labels=labels,
     ) as sandbox:
-        await _check_digests(sandbox, environment)
-        problem = await _apply(sandbox, environment, submission)
+        try:
+            await _check_digests(sandbox, environment)
+            problem = await _apply(sandbox, environment, submission)
+        except SandboxError as error:
+            # Nothing of the submission has run yet.
+            raise Unavailable(f"the verifying sandbox: {error.message}") from error
         if problem:
             return failed(problem)
         report, lost = await _run_tests(sandbox, environment, guards)
@@ -153,10 +157,8 @@ async def _apply(sandbox: Sandbox, environment: Environment, submission: Submiss
     if submission.tar:
         try:
             await sandbox.files.put_tree(task.workdir, _chunks(submission.tar))
-        except SkerryError as error:
-            if isinstance(error, SandboxError):
-                return f"the submission cannot be applied: {error.message}"
-            raise
+        except FileRefused as error:
+            return f"the submission cannot be applied: {error.message}"
     return ""
 
 
