@@ -106,7 +106,7 @@ void layer_mount(struct launcher *l, struct request *r)
 		err = fail(&f, "path", -EACCES, "%s", r->path);
 	if (!err && l->layer_count == LAYER_TABLE_MAX)
 		err = fail(&f, "layer", -ENOSPC, "%d layers are mounted", LAYER_TABLE_MAX);
-	if (!err) {
+	if (o && !err) {
 		*o = (struct order){l, r, reply};
 		/* In a job: the file may lie on a lazy store that reads from far away. */
 		err = job_start(&l->loop, work, o, done, o, true);

@@ -221,7 +221,7 @@ void slot_make(struct launcher *l, struct request *r)
 		err = fail(&f, "path", -EACCES, "%s", r->agent_group);
 	if (!err)
 		err = groups_run(l, r, &f);
-	if (!err) {
+	if (o && !err) {
 		*o = (struct order){.launcher = l, .request = r, .reply = reply};
 		err = job_start(&l->loop, work, o, slot_made, o, true);
 		if (!err)

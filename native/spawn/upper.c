@@ -275,7 +275,7 @@ void upper_open(struct launcher *l, struct request *r)
 			upper_answer(l, &reply);
 		else
 			err = fail(&f, "upper", -EBUSY, "of the other kind");
-	} else if (!err) {
+	} else if (o && !err) {
 		*o = (struct order){l, r, reply};
 		err = job_start(&l->loop, work, o, done, o, true);
 		if (!err)
@@ -333,7 +333,7 @@ void upper_keep(struct launcher *l, struct request *r)
 	struct pending reply = pending_of(l, r);
 	int err = !o ? -ENOMEM : l->upper != UPPER_BTRFS ? -EOPNOTSUPP : 0;
 
-	if (!err) {
+	if (o && !err) {
 		*o = (struct order){l, r, reply};
 		/* In a job: it waits for a commit of the file system. */
 		err = job_start(&l->loop, copy, o, copied, o, true);
