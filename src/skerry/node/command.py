@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from errno import ENOENT
+from errno import EINVAL, ENOENT
 
 import msgspec
 
@@ -16,6 +16,7 @@ from skerry.spec.sandbox import SandboxSpec
 BASH = "/bin/bash"
 SH = "/bin/sh"
 START_BYTES_MAX = 65_000  # of one START frame's payload, with room for its small fields
+_NO_USER = (None, 0, ENOENT, EINVAL)  # the agent's words for a name it cannot find
 _FIELD = 5  # bytes of tag and length before each field
 
 _encoder = msgspec.msgpack.Encoder()
@@ -113,7 +114,7 @@ def start_error(
         user = spec.user or sandbox.user
         return (
             f"user: unknown user {user}"
-            if outcome.errno in (None, 0, ENOENT)
+            if outcome.errno in _NO_USER
             else (f"user: {reason}: {user}")
         )
     if step == "cwd":
