@@ -47,7 +47,7 @@ async def test_frames_of_another_generation_are_dropped(connect):
 
 async def test_agent_that_does_not_answer_is_unavailable(socketpair):
     open_channel, agent = await socketpair()
-    with pytest.raises(Unavailable, match="did not answer within 0.01 s"):
+    with pytest.raises(Unavailable, match=r"did not answer within 0\.01 s"):
         await GuestClient.connect(open_channel, nonce=NONCE, timeout=0.01)
     await agent.expect(guest.Hello)
     await agent.closed()

@@ -121,9 +121,7 @@ def test_any_frames_end_the_channel_cleanly_or_are_taken(frames):
         running = client.start(operation(stdin=True), ListSink())
         client._spawn(listen(client))
         await asyncio.sleep(0)
-        stream = b"".join(
-            guest.encode_frame(*frame[:3], frame.payload) for frame in frames
-        )
+        stream = b"".join(guest.encode_frame(*frame[:3], frame.payload) for frame in frames)
         channel.data_received(stream)
         assert not channel.lost.done() or isinstance(channel.lost.result(), SandboxFailed)
         await client.close()

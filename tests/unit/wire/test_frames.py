@@ -44,7 +44,11 @@ def header_enum(name: str, prefix: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("enum", "name", "prefix"),
-    [(GuestFrame, "guest_frame", "G_"), (LauncherFrame, "launcher_frame", "L_"), (Tag, "tag", "T_")],
+    [
+        (GuestFrame, "guest_frame", "G_"),
+        (LauncherFrame, "launcher_frame", "L_"),
+        (Tag, "tag", "T_"),
+    ],
 )
 def test_codes_equal_the_header_of_the_native_side(enum, name, prefix):
     assert {member.name: member.value for member in enum} == header_enum(name, prefix)

@@ -112,7 +112,9 @@ def test_exit_is_an_event():
     [
         encode_frame(LauncherFrame.OK, 0, 0),
         encode_frame(LauncherFrame.FAIL, 0, 0),
-        encode_frame(LauncherFrame.EXITED, 0, 1, plan.Exited(instance="i", wait_status=0).payload()),
+        encode_frame(
+            LauncherFrame.EXITED, 0, 1, plan.Exited(instance="i", wait_status=0).payload()
+        ),
         encode_frame(LauncherFrame.STATUS, 0, 1),
         encode_frame(LauncherFrame.FAIL, 0, 1, FieldBuilder().u64(Tag.ERRNO, 5000).payload()),
         b"x" * 20,
