@@ -4,8 +4,9 @@
 network namespaces, loop devices, unix sockets, descriptors of given processes, memfds, and given
 directories; `compare` says what is there afterwards that was not before, one explainable line each.
 
-Other programs come and go meanwhile. A process counts if it descends from this one or is a native
-program. Another Skerry on the same machine is told from ours by its launcher's arguments: if they
+Other programs come and go meanwhile. A process counts if it descends from this one, is a native
+program, or is a Skerry daemon in the background; a socket counts unless a process that does not
+count holds it. Another Skerry on the same machine is told from ours by its launcher's arguments: if they
 name none of the `places` given, that launcher, what descends from it and what lies below its
 directories and groups is foreign. Without `places` every launcher counts.
 """
@@ -66,6 +67,7 @@ def take(*, pids_of_interest: tuple[int, ...] = (), places: tuple[str, ...] = ()
         netns.add(_link(f"/proc/{process.pid}/ns/net"))
         memfds |= _memfds(process.pid)
     ours = {key for key in _ours(processes) if key[0] not in strangers}
+    mine = {pid for pid, _ in ours} | {os.getpid()}
     return Census(
         processes=processes,
         ours=frozenset(ours),
@@ -73,7 +75,7 @@ def take(*, pids_of_interest: tuple[int, ...] = (), places: tuple[str, ...] = ()
         cgroups=frozenset(_cgroups()),
         netns=frozenset((netns | _pinned(mounts)) - {""}),
         loops=frozenset(_loops()),
-        sockets=frozenset(_sockets()),
+        sockets=frozenset(_sockets({p.pid for p in processes.values()} - mine)),
         memfds=frozenset(memfds),
         descriptors={pid: descriptors(pid) for pid in pids_of_interest},
         files=frozenset(name for place in places for name in _files(place)),
@@ -86,6 +88,8 @@ def compare(before: Census, after: Census) -> list[str]:
     out = []
     for key in sorted(after.ours - set(before.processes)):
         process = after.processes[key]
+        if process.parent == 1 and process.command.endswith("(zombie)"):
+            continue  # it has ended; collecting it is the host's init's to do
         out.append(f"process {process.pid} (child of {process.parent}) runs: {process.command}")
     names = {
         "mount": (before.mounts, after.mounts),
@@ -162,9 +166,15 @@ def _processes() -> dict[tuple[int, int], Process]:
     return found
 
 
+def _is_skerry(process: Process) -> bool:
+    """A native program, or a daemon of ours that has let go of its parent."""
+    native = any(name in process.command for name in _OURS)
+    return native or (process.parent == 1 and "skerry" in process.command)
+
+
 def _ours(processes: dict[tuple[int, int], Process]) -> set[tuple[int, int]]:
     """Descendants of this process, native programs wherever they are, and their descendants."""
-    native = {p.pid for p in processes.values() if any(name in p.command for name in _OURS)}
+    native = {p.pid for p in processes.values() if _is_skerry(p)}
     below = _descendants(processes, {os.getpid()}) - {os.getpid()}
     found = below | _descendants(processes, native)
     return {key for key in processes if key[0] in found}
@@ -179,7 +189,7 @@ def _foreign(
     tree = _descendants(processes, {os.getpid()})
     heads, prefixes = set(), set()
     for process in processes.values():
-        if not any(name in process.command for name in _OURS) or process.pid in tree:
+        if not _is_skerry(process) or process.pid in tree:
             continue
         words = process.command.split()
         told = {words[at + 1] for at in range(len(words) - 1) if words[at].startswith("--")}
@@ -243,10 +253,17 @@ def _loops() -> set[str]:
     return found
 
 
-def _sockets() -> set[str]:
-    """Bound unix sockets with a path."""
+def _sockets(others: set[int]) -> set[str]:
+    """Bound unix sockets with a path, without those that other processes hold."""
+    held = set()
+    for pid in others:
+        for name in _names(f"/proc/{pid}/fd"):
+            target = _link(f"/proc/{pid}/fd/{name}")
+            if target.startswith("socket:["):
+                held.add(target[8:-1])
     lines = _text("/proc/net/unix").splitlines()[1:]
-    return {parts[7] for line in lines if len(parts := line.split(None, 7)) == 8}
+    rows = (line.split(None, 7) for line in lines)
+    return {row[7] for row in rows if len(row) == 8 and row[6] not in held}
 
 
 def _memfds(pid: int) -> set[str]:

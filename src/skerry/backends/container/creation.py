@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from skerry.backends.api import CreateRequest
@@ -13,10 +14,13 @@ from skerry.backends.container.remains import process_start
 from skerry.backends.container.slots import Slot
 from skerry.backends.shared.cgroup import Limits
 from skerry.backends.shared.launcher import LauncherFailed
-from skerry.errors import InvalidRequest
+from skerry.errors import Bug, InvalidRequest
 from skerry.wire import plan
 
 OPERATIONS_MAX = 512
+CONFIG_BYTES_MAX = 60_000  # the launcher hands it over in one pipe
+SLOT_TRIES = 3
+STALE = ("slot", errno.ENOENT)
 
 
 def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits) -> plan.StartPlan:
@@ -27,6 +31,10 @@ def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits)
         env=environment(request.env),
         max_ops=OPERATIONS_MAX,
     )
+    payload = config.payload()
+    if len(payload) > CONFIG_BYTES_MAX:
+        over = len(payload) - CONFIG_BYTES_MAX
+        raise InvalidRequest(f"env: {over} bytes too long, with what every command gets")
     groups = slot.groups
     return plan.StartPlan(
         instance=request.instance_id,
@@ -42,7 +50,7 @@ def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits)
         oom_file=groups.oom_file,
         oom_kind=groups.oom_kind,
         socket=parts.socket_path(request.instance_id),
-        config=config.payload(),
+        config=payload,
     )
 
 
@@ -55,23 +63,28 @@ async def create(parts: Parts, request: CreateRequest) -> ContainerInstance:
             "disk: this node cannot limit what a sandbox writes (no btrfs pool); "
             "`skerry doctor` says why; ask without a limit"
         )
-    ids = tuple(layer.id for layer in request.rootfs.layers)
     async with parts.starts:
         await parts.layers.acquire(request.rootfs.layers)
         try:
-            slot = await parts.slots.acquire(request.memory_bytes)
-        except LauncherFailed as error:
-            parts.layers.release(ids)
-            raise error.to_error() from error
-        except BaseException:
-            parts.layers.release(ids)
-            raise
+            return await _in_some_slot(parts, request)
+        except BaseException as error:
+            parts.layers.release(tuple(layer.id for layer in request.rootfs.layers))
+            raise error.to_error() if isinstance(error, LauncherFailed) else error from error
+
+
+async def _in_some_slot(parts: Parts, request: CreateRequest) -> ContainerInstance:
+    """Starts it; a slot that went with an earlier launcher meanwhile is replaced by another."""
+    for tries in range(SLOT_TRIES):
+        await parts.ready()
+        slot = await parts.slots.acquire(request.memory_bytes)
         try:
             return await _start(parts, request, slot)
         except BaseException as error:
             await _undo(parts, request.instance_id, slot, error)
-            parts.layers.release(ids)
-            raise error.to_error() if isinstance(error, LauncherFailed) else error from error
+            stale = isinstance(error, LauncherFailed) and (error.step, error.errno) == STALE
+            if not stale or tries == SLOT_TRIES - 1:
+                raise
+    raise Bug("a slot was neither used nor refused")
 
 
 async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerInstance:

@@ -79,6 +79,11 @@ class Parts:
             raise Unavailable("the container backend is not running")
         return await (await self.process.get()).ask(request)
 
+    async def ready(self) -> None:
+        """Returns when the launcher is there and knows what lives."""
+        if self.process is not None:
+            await self.process.get()
+
     async def ask(self, request: plan.Request) -> plan.Reply:
         """Asks the launcher; raises errors of the seam only."""
         try:

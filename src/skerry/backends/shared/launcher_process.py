@@ -19,6 +19,7 @@ from skerry.wire import plan
 
 START_TIMEOUT_S = 10.0
 RESTARTS_MAX = 8
+OPEN_TRIES = 3
 RESTART_PAUSE_S = 0.1
 _POLL_S = 0.005
 _LOG_TAIL = 600
@@ -59,8 +60,18 @@ class LauncherProcess:
         return f"{self._run_dir}/spawn.log"
 
     async def open(self) -> None:
-        """Finds or starts the launcher; Unavailable if it does not come up."""
-        await self._attach()
+        """Finds or starts the launcher; Unavailable if it does not come up.
+
+        One that is just dying may still accept, and hold its lock for a moment: it is tried again.
+        """
+        for tries in range(OPEN_TRIES):
+            try:
+                await self._attach()
+                break
+            except Unavailable:
+                if tries == OPEN_TRIES - 1:
+                    raise
+                await asyncio.sleep(RESTART_PAUSE_S)
         self._watch = asyncio.create_task(self._keep())
 
     async def get(self) -> Launcher:
