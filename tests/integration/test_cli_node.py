@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,20 +53,49 @@ class Cli:
         return done
 
     def start(self, *words: str, **streams: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*self.prefix, *words], env=self.env, **streams)
+        return subprocess.Popen(
+            [*self.prefix, *words],
+            env=self.env,
+            # A test run in the background of a script has SIGINT ignored, and its children would too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+            **streams,
+        )
 
     def sandboxes(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self("ls", "-a", "--json").stdout.splitlines()]
 
 
+@contextlib.contextmanager
+def place() -> Iterator[Path]:
+    """A directory for state and sockets, removed with whatever a failed test left running there."""
+    top = Path(tempfile.mkdtemp(prefix="skcli-", dir="/var/tmp"))
+    try:
+        yield top
+    finally:
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if str(top).encode() in (process / "cmdline").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
+        table = Path("/proc/self/mountinfo").read_text().splitlines()
+        mounts = [line.split(" ")[4] for line in table]
+        for mount in reversed([mount for mount in mounts if mount.startswith(str(top))]):
+            subprocess.run(["umount", "-l", mount], check=False)
+        shutil.rmtree(top, ignore_errors=True)
+
+
 @pytest.fixture(scope="module")
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+def cli() -> Iterator[Cli]:
     """A node with a base image, started by `skerry up` and stopped at the end; nothing may be left."""
     reason = rootfs.container_reason()
     if reason:
         pytest.skip(reason)
+    with place() as top:
+        yield from node_at(top)
+
+
+def node_at(top: Path) -> Iterator[Cli]:
     before = Watch()
-    cli = Cli(tmp_path_factory.mktemp("k"))
+    cli = Cli(top)
     cli("up")
     try:
         cli(
@@ -250,6 +282,7 @@ class Terminal:
     def __init__(self, cli: Cli, *words: str) -> None:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execve(sys.executable, [*cli.prefix, *words], cli.env)
         self.seen = b""
 

@@ -8,9 +8,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_cli_node import place
 
 from skerry.testing import rootfs
 from skerry.testing.census import Watch
@@ -23,6 +25,12 @@ def possible() -> None:
     reason = rootfs.container_reason()
     if reason:
         pytest.skip(reason)
+
+
+@pytest.fixture
+def top() -> Iterator[Path]:
+    with place() as made:
+        yield made
 
 
 def skerry(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -40,8 +48,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_up_with_listen_serves_who_has_the_token_only(tmp_path: Path) -> None:
-    local = ("--state", str(tmp_path / "s"), "--run", str(tmp_path / "r"))
+def test_up_with_listen_serves_who_has_the_token_only(top: Path) -> None:
+    local = ("--state", str(top / "s"), "--run", str(top / "r"))
     address = f"127.0.0.1:{free_port()}"
     before = Watch()
     made = skerry(*local, "--json", "up", "--listen", address)
@@ -66,14 +74,14 @@ def test_an_address_where_nobody_listens_is_said_so() -> None:
     assert json.loads(done.stderr)["code"] == "unavailable"
 
 
-def test_without_a_node_an_embedded_one_comes_and_goes(tmp_path: Path) -> None:
-    local = ("--state", str(tmp_path / "s"), "--run", str(tmp_path / "r"))
+def test_without_a_node_an_embedded_one_comes_and_goes(top: Path) -> None:
+    local = ("--state", str(top / "s"), "--run", str(top / "r"))
     before = Watch()
     done = skerry(*local, "ls", "--json")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     until = time.monotonic() + 30
-    while (tmp_path / "r/node.sock").exists() and time.monotonic() < until:
+    while (top / "r/node.sock").exists() and time.monotonic() < until:
         time.sleep(0.1)
     census = json.loads(skerry(*local, "doctor", "--census", "--json").stdout)
-    assert census["nodes"] == [] or str(tmp_path) not in str(census["nodes"])
+    assert census["nodes"] == [] or str(top) not in str(census["nodes"])
     assert before.left() == []

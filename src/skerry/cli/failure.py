@@ -127,6 +127,8 @@ def hint_for(error: SkerryError, *, remote: bool, state: str) -> str | None:
     own = error.fields.get("hint")
     if isinstance(own, str):
         return own
+    if "skerry " in error.message:  # it says already what to run
+        return None
     match error:
         case Unauthorized():
             return "put the node's token into SKERRY_TOKEN (--token-env names another variable)"
@@ -151,9 +153,7 @@ def hint_for(error: SkerryError, *, remote: bool, state: str) -> str | None:
     return None
 
 
-def _hint_not_found(error: SkerryError) -> str | None:
-    if "skerry " in error.message:  # it says already what to do
-        return None
+def _hint_not_found(error: SkerryError) -> str:
     if any(kind in error.message for kind in ("base/", "workspace/", "toolkit/")):
         return "`skerry image ls` lists what there is"
     return "`skerry ls -a` lists sandboxes, `skerry image ls` lists layers"

@@ -138,10 +138,29 @@ def test_a_signal_cancels_the_work_which_cleans_up_first() -> None:
             await asyncio.sleep(0)
             done.append("cleaned up")
 
-    with pytest.raises(Interrupted) as caught:
-        run_work(work, AtExit())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
+    try:
+        with pytest.raises(Interrupted) as caught:
+            run_work(work, AtExit())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert caught.value.number == signal.SIGINT
     assert done == ["cleaned up"]
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    import asyncio
+
+    async def work() -> str:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        return "went on"
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_work(work, AtExit()) == "went on"
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_signal_leaves_at_once_and_undoes_the_terminal(tmp_path: Path) -> None:
@@ -158,7 +177,13 @@ def test_a_second_signal_leaves_at_once_and_undoes_the_terminal(tmp_path: Path) 
         "            except asyncio.CancelledError: pass\n"
         "run_work(work, at_exit)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        # A test run in the background of a script has SIGINT ignored, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
     assert process.stdout is not None
     for _ in range(2):
         assert process.stdout.readline() == "ready\n"
