@@ -1,6 +1,6 @@
 """One file of a layer, and the tree that all sources of layers fill.
 
-Names are bytes throughout. A tree lives in memory (about 0.7 KB a file, bounded by the importers'
+Names are bytes throughout. A tree lives in memory (about 0.5 KB a file, bounded by the importers'
 limits on entries); contents lie in a spool. Nothing here touches the file system, so a tree can
 hold what a hostile archive or sandbox made up without any danger.
 """

@@ -89,9 +89,9 @@ def build_image(
     mkfs = tools.mkfs()
     if compression not in COMPRESSIONS or not {compression} <= {"none", *mkfs.compressors}:
         raise Unavailable(f"{mkfs.path} cannot compress with {compression!r}")
-    options = [*COMPRESSIONS[compression], "-T0", "-U", str(tree.identity()), "--quiet"]
+    options = [*COMPRESSIONS[compression], "-U", str(tree.identity()), "--quiet"]
     if mkfs.reads_tar:
-        options += ["-b4096", "--mkfs-time", "--ovlfs-strip=0", "--tar=f"]
+        options += ["-b4096", "-T0", "--mkfs-time", "--ovlfs-strip=0", "--tar=f"]
         chunks = _with_progress(write_tar(tree.entries(spool)), log)
         _run([mkfs.path, *options, out], chunks, scratch, log)
     else:
@@ -102,7 +102,11 @@ def build_image(
             os.mkdir(top, 0o700)
             with storage_errors("unpacking a layer in the scratch directory"):
                 unpack(tree.entries(spool), top)
-            _run([mkfs.path, *options, "--preserve-mtime", out, top], iter(()), scratch, log)
+            # Its -T would set the files' times too, so the build's time is cleared afterwards: then
+            # no inode may depend on that, and no checksum may cover it.
+            options += ["--preserve-mtime", "-Eforce-inode-extended,nosbcrc"]
+            _run([mkfs.path, *options, out, top], iter(()), scratch, log)
+            _clear_build_time(out)
     _check_whole(out)
 
 
@@ -222,6 +226,12 @@ def _is_full(path: str) -> bool:
     except OSError:
         return False
     return space.f_bavail * space.f_frsize < 1 << 20
+
+
+def _clear_build_time(path: str) -> None:
+    with storage_errors("finishing an image"), open(path, "r+b") as file:
+        file.seek(1024 + 24)
+        file.write(bytes(12))
 
 
 def _check_whole(path: str) -> None:

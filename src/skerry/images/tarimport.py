@@ -46,7 +46,7 @@ _OPAQUE_NAME = b".wh..wh..opq"
 
 
 class ImportLimits(msgspec.Struct, frozen=True):
-    """Bounds of one import. A million entries take about 0.7 GB of memory."""
+    """Bounds of one import. A million entries take about half a GB of memory."""
 
     entries_max: int = 1_000_000
     bytes_max: int = 256 << 30
