@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from skerry.cli.at_exit import AtExit
+from skerry.cli.secrets import secret_from
 from skerry.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from skerry.aio import Client
 
 T = TypeVar("T")
+URL_VARIABLE = "SKERRY_URL"
+TOKEN_VARIABLE = "SKERRY_TOKEN"  # noqa: S105 - the variable's name
 STATE_DIR = "/var/lib/skerry"
 RUN_DIR = "/run/skerry"
 
@@ -52,6 +55,27 @@ class Settings:
     def socket(self) -> str:
         """The local node's API socket."""
         return os.path.join(self.run, "node.sock")
+
+
+def settings_from(
+    *,
+    url: str | None = None,
+    token_env: str | None = None,
+    state_dir: str | None = None,
+    run_dir: str | None = None,
+) -> Settings:
+    """Returns the settings that options and environment name; options win.
+
+    InvalidRequest if a variable for the token was named and is not set.
+    """
+    local = state_dir is not None or run_dir is not None
+    named = token_env is not None and token_env != TOKEN_VARIABLE
+    return Settings(
+        url=url or (None if local else secret_from(URL_VARIABLE)),
+        token=secret_from(token_env or TOKEN_VARIABLE, required=named),
+        state_dir=state_dir,
+        run_dir=run_dir,
+    )
 
 
 Connect = Callable[[Settings], "AbstractAsyncContextManager[Client]"]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import click
 
-from skerry.cli.app import App, Settings
+from skerry.cli.app import TOKEN_VARIABLE, App, settings_from
 from skerry.cli.group import TopGroup
-from skerry.cli.secrets import secret_from
-
-TOKEN_VARIABLE = "SKERRY_TOKEN"  # noqa: S105 - the variable's name
 
 # Where each command is, and its line in --help: so that --help imports none of them.
 COMMANDS = {
@@ -57,13 +54,7 @@ def cli(
 
     Try: skerry demo, or: skerry run default -- python3 --version
     """
-    local = state_dir is not None or run_dir is not None
-    app.settings = Settings(
-        url=url or (None if local else secret_from("SKERRY_URL")),
-        token=secret_from(token_env, required=token_env != TOKEN_VARIABLE),
-        state_dir=state_dir,
-        run_dir=run_dir,
-    )
+    app.settings = settings_from(url=url, token_env=token_env, state_dir=state_dir, run_dir=run_dir)
 
 
 def main() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from skerry.cli.app import App
+from skerry.cli.app import App, settings_from
 from skerry.errors import InvalidRequest, SkerryError
+
+if TYPE_CHECKING:
+    from skerry.aio import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_IMAGE = "debian:12"
@@ -37,34 +41,40 @@ def seconds(text: str) -> float:
 
 
 def complete_sandbox(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Completes the ids of live sandboxes, if a node answers already; starts none."""
-    app = ctx.find_root().obj if isinstance(ctx.find_root().obj, App) else App()
+    """Completes the ids of sandboxes."""
 
-    async def ids() -> list[str]:
-        async with app.client() as client:
-            return [info.id for info in await client.sandboxes.list()]
+    async def ids(client: Client) -> list[str]:
+        return [info.id for info in await client.sandboxes.list()]
 
-    return _completed(app, ids, incomplete)
+    return _completed(ctx, ids, incomplete)
 
 
 def complete_layer(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Completes names of layers."""
-    app = ctx.find_root().obj if isinstance(ctx.find_root().obj, App) else App()
 
-    async def names() -> list[str]:
+    async def names(client: Client) -> list[str]:
+        return [item.name for item in await client.images.list()]
+
+    return _completed(ctx, names, incomplete)
+
+
+def _completed(
+    ctx: click.Context, find: Callable[[Client], Awaitable[list[str]]], incomplete: str
+) -> list[str]:
+    root = ctx.find_root()
+    names = ("url", "token_env", "state_dir", "run_dir")
+    app = root.obj if isinstance(root.obj, App) else App()
+
+    async def ask() -> list[str]:
         async with app.client() as client:
-            return [item.name for item in await client.images.list()]
+            return await find(client)
 
-    return _completed(app, names, incomplete)
-
-
-def _completed(app: App, find: Callable[[], Awaitable[list[str]]], incomplete: str) -> list[str]:
-    import os
-
-    if app.settings.url is None and not os.path.exists(app.settings.socket):
-        return []  # a key press must not start a node
     try:
-        return [item for item in app.wait_for(find) if item.startswith(incomplete)]
+        # The top command itself does not run when a line is completed: its options are read here.
+        app.settings = settings_from(**{name: root.params.get(name) for name in names})
+        if app.settings.url is None and not os.path.exists(app.settings.socket):
+            return []  # a key press must not start a node
+        return [item for item in app.wait_for(ask) if item.startswith(incomplete)]
     except (SkerryError, OSError):  # an error has no place in a line that is being typed
         return []
 

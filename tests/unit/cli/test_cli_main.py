@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from fake_client import FakeClient, invoke
+from fake_client import ONE, FakeClient, info, invoke, manifest
 
 from skerry.cli import app as app_module
 from skerry.cli.app import App, Settings
@@ -241,6 +241,28 @@ def test_completion_prints_a_script_for_each_shell() -> None:
         result = invoke(None, "completion", shell)
         assert "_SKERRY_COMPLETE" in result.stdout
     assert invoke(None, "completion", "tcsh").exit_code == 2
+
+
+def complete(client: FakeClient, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
+    monkeypatch.setenv("_SKERRY_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+    result = CliRunner().invoke(cli, [], obj=App(connect=lambda _: client), prog_name="skerry")
+    return [found.partition(",")[2] for found in result.stdout.split()]
+
+
+def test_ids_and_layers_of_a_running_node_are_completed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    client = FakeClient()
+    client.infos = {ONE: info(ONE)}
+    client.layers = {"base/debian:12": manifest()}
+    (tmp_path / "node.sock").touch()
+    here = f"skerry --run {tmp_path}"
+    assert complete(client, monkeypatch, f"{here} exec s") == [ONE]
+    assert complete(client, monkeypatch, f"{here} image rm base") == ["base/debian:12"]
+    assert complete(client, monkeypatch, f"skerry --run {tmp_path}/none exec s") == []
+    assert complete(client, monkeypatch, "skerry tr") == ["trace"]
 
 
 def test_skerry_errors_never_show_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
