@@ -1,3 +1,57 @@
-"""Fixtures for all tests: the leak census."""
+"""Fixtures for all tests: the leak census, and one real node for the whole run."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+
+import pytest
+
+from live_node import LiveNode
+from skerry.testing.rootfs import container_reason
 
 pytest_plugins = ["skerry.testing.pytest_plugin"]
+
+
+@pytest.fixture(scope="session")
+def layer_store():
+    """A store of layers for nodes of this run, with base/debian:12 in it."""
+    if reason := container_reason():
+        pytest.skip(reason)
+    place = tempfile.mkdtemp(prefix="skerry-store-", dir="/var/tmp")
+    node = LiveNode(f"{place}/store")
+
+    async def fill():
+        async with node.client() as client:
+            await client.images.debian("debian:12", "bookworm")
+
+    try:
+        node.start()
+        asyncio.run(fill())
+        node.stop()
+        yield f"{place}/store"
+    finally:
+        node.stop()
+        shutil.rmtree(place)
+
+
+@pytest.fixture(scope="session")
+def live_node(layer_store):
+    """One node for the whole run; tests that use it destroy what they make. The census is its last."""
+    node = LiveNode(layer_store).start()
+    try:
+        yield node
+    finally:
+        left = node.stop()
+    assert not left
+
+
+@pytest.fixture
+async def node_client(live_node):
+    """A client of that node; afterwards no sandbox is left there."""
+    async with live_node.client() as client:
+        yield client
+        left = [info.id for info in await client.sandboxes.list()]
+        await client.sandboxes.destroy_many(left)
+        assert not left
