@@ -219,3 +219,24 @@ async def test_launcher_holds_no_more_descriptors_after_many_lives(backend):
     await lives(60)
     assert len(os.listdir(fds)) <= before + 2 * 8
     assert len(os.listdir("/proc/self/fd")) <= ours
+
+
+async def test_census_sees_what_is_really_left(places, census):
+    backend = await places.backend()
+    instance = await backend.create(request())
+    launcher = backend.parts.process.pid
+    lines = "\n".join(census.left(settle_s=0.0))
+    await instance.destroy()
+    await backend.close(keep_instances=False)
+    assert f"process {launcher} " in lines
+    assert f"process {instance.facts.pid} " in lines
+    for word in (
+        "cgroup directory",
+        "loop device",
+        "network namespace",
+        "memory file",
+        "overlay on /",
+    ):
+        assert word in lines, word
+    assert f"{places.run}/spawn.sock" in lines
+    assert f"{places.state}/uppers.btrfs" in lines

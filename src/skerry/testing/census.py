@@ -5,10 +5,11 @@ network namespaces, loop devices, unix sockets, descriptors of given processes, 
 directories; `compare` says what is there afterwards that was not before, one explainable line each.
 
 Other programs come and go meanwhile. A process counts if it descends from this one, is a native
-program, or is a Skerry daemon in the background; a socket counts unless a process that does not
-count holds it. Another Skerry on the same machine is told from ours by its launcher's arguments: if they
-name none of the `places` given, that launcher, what descends from it and what lies below its
-directories and groups is foreign. Without `places` every launcher counts.
+program, or is a Skerry daemon in the background; mount and network namespaces and memory files
+count if such a process has them, a socket unless a process that does not count holds it. Another
+Skerry on the same machine is told from ours by its launcher's arguments: if they name none of the
+`places` given, that launcher, what descends from it and what lies below its directories and groups
+is foreign. Without `places` every launcher counts.
 """
 
 from __future__ import annotations
@@ -55,19 +56,17 @@ def take(*, pids_of_interest: tuple[int, ...] = (), places: tuple[str, ...] = ()
     """Reads the state of this host; `places` are directories whose files are listed."""
     processes = _processes()
     strangers, prefixes = _foreign(processes, places)
-    netns, memfds, mounts = set(), set(), set()
-    seen: set[str] = set()
-    for process in processes.values():
-        if process.pid in strangers:
-            continue
-        namespace = _link(f"/proc/{process.pid}/ns/mnt")
-        if namespace and namespace not in seen:
-            seen.add(namespace)
-            mounts |= _mounts(process.pid)
-        netns.add(_link(f"/proc/{process.pid}/ns/net"))
-        memfds |= _memfds(process.pid)
     ours = {key for key in _ours(processes) if key[0] not in strangers}
     mine = {pid for pid, _ in ours} | {os.getpid()}
+    netns, memfds, mounts = set(), set(), set()
+    seen: set[str] = set()
+    for pid in sorted(mine):
+        namespace = _link(f"/proc/{pid}/ns/mnt")
+        if namespace and namespace not in seen:
+            seen.add(namespace)
+            mounts |= _mounts(pid)
+        netns.add(_link(f"/proc/{pid}/ns/net"))
+        memfds |= _memfds(pid)
     return Census(
         processes=processes,
         ours=frozenset(ours),
