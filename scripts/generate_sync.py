@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 SDK = Path(__file__).parents[1] / "src" / "skerry" / "sdk"
-SOURCES = ("stream", "files", "sandbox", "images", "client")
+SOURCES = ("stream", "files", "sandbox", "sandboxes", "images", "client")
 CLASSES = {
     "LiveCommand": "LiveCommand",
     "AsyncFiles": "Files",
@@ -37,6 +37,7 @@ from skerry.sdk import client as _client
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
 from skerry.sdk import sandbox as _sandbox
+from skerry.sdk import sandboxes as _sandboxes
 from skerry.sdk import stream as _stream
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log

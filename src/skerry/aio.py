@@ -6,7 +6,7 @@ from skerry.sdk.files import AsyncFiles as Files
 from skerry.sdk.forward import ReverseForward
 from skerry.sdk.images import AsyncImages as Images
 from skerry.sdk.sandbox import AsyncSandbox as Sandbox
-from skerry.sdk.sandbox import AsyncSandboxes as Sandboxes
+from skerry.sdk.sandboxes import AsyncSandboxes as Sandboxes
 from skerry.sdk.stream import LiveCommand
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.sandbox import SandboxInfo, State, Usage

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from skerry.sdk.embedded import RUN_DIR, STATE_DIR, OwnerConnection, find_or_start
 from skerry.sdk.images import AsyncImages
-from skerry.sdk.sandbox import AsyncSandboxes
+from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.transport import Transport
 from skerry.wire.http import Health
 

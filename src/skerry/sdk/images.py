@@ -9,7 +9,7 @@ from typing import BinaryIO
 from urllib.parse import quote
 
 from skerry.errors import Bug, SandboxFailed
-from skerry.sdk.sandbox import AsyncSandboxes
+from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.stream import events_of
 from skerry.sdk.transfer import Progress, file_chunks, pack_tree
 from skerry.sdk.transport import Transport

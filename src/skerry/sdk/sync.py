@@ -12,6 +12,7 @@ from skerry.sdk import client as _client
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
 from skerry.sdk import sandbox as _sandbox
+from skerry.sdk import sandboxes as _sandboxes
 from skerry.sdk import stream as _stream
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
@@ -342,7 +343,7 @@ class Sandbox:
 class Sandboxes:
     """The sandboxes of a node."""
 
-    def __init__(self, portal: Portal, inner: _sandbox.AsyncSandboxes) -> None:
+    def __init__(self, portal: Portal, inner: _sandboxes.AsyncSandboxes) -> None:
         self._portal = portal
         self._inner = inner
 

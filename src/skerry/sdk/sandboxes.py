@@ -1,0 +1,224 @@
+"""The sandboxes of a node: made one at a time or many at once, found, listed, destroyed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from skerry.errors import InvalidRequest
+from skerry.sdk.sandbox import AsyncSandbox
+from skerry.sdk.transport import Transport
+from skerry.spec.limits import parse_bytes
+from skerry.spec.sandbox import OnIdle, SandboxInfo, SandboxSpec
+from skerry.wire.http import BatchCreate, BatchDelete, BatchItem, BatchResult, SandboxPage
+
+
+class AsyncSandboxes:
+    """The sandboxes of a node."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def create(
+        self,
+        backend: str = "container",
+        *,
+        image: str = "debian:12",
+        layers: Sequence[str] = (),
+        cpu: float = 1.0,
+        memory: int | str = "1GiB",
+        pids: int = 512,
+        disk: int | str | None = None,
+        nofile: int = 4096,
+        env: dict[str, str] | None = None,
+        user: str = "root",
+        workdir: str = "/root",
+        hostname: str = "skerry",
+        network: Sequence[str] = (),
+        idle_timeout: float | None = None,
+        on_idle: str = "stop",
+        ttl: float | None = None,
+        labels: dict[str, str] | None = None,
+        key: str | None = None,
+        detached: bool = False,
+    ) -> AsyncSandbox:
+        """Returns a running sandbox. With `key`, a repeat returns the one that the first call made."""
+        spec = spec_of(
+            backend,
+            image=image,
+            layers=layers,
+            cpu=cpu,
+            memory=memory,
+            pids=pids,
+            disk=disk,
+            nofile=nofile,
+            env=env,
+            user=user,
+            workdir=workdir,
+            hostname=hostname,
+            network=network,
+            idle_timeout=idle_timeout,
+            on_idle=on_idle,
+            ttl=ttl,
+            labels=labels,
+            key=key or secrets.token_hex(16),
+            detached=detached,
+        )
+        info = await self._transport.call(
+            "POST", "/v1/sandboxes", SandboxInfo, body=spec, repeatable=True
+        )
+        return AsyncSandbox(self._transport, info)
+
+    async def create_many(
+        self,
+        count: int,
+        backend: str = "container",
+        *,
+        image: str = "debian:12",
+        layers: Sequence[str] = (),
+        cpu: float = 1.0,
+        memory: int | str = "1GiB",
+        pids: int = 512,
+        disk: int | str | None = None,
+        nofile: int = 4096,
+        env: dict[str, str] | None = None,
+        user: str = "root",
+        workdir: str = "/root",
+        hostname: str = "skerry",
+        network: Sequence[str] = (),
+        idle_timeout: float | None = None,
+        on_idle: str = "stop",
+        ttl: float | None = None,
+        labels: dict[str, str] | None = None,
+        detached: bool = False,
+    ) -> list[AsyncSandbox]:
+        """Returns `count` running sandboxes made in one request, or raises and leaves none."""
+        spec = spec_of(
+            backend,
+            image=image,
+            layers=layers,
+            cpu=cpu,
+            memory=memory,
+            pids=pids,
+            disk=disk,
+            nofile=nofile,
+            env=env,
+            user=user,
+            workdir=workdir,
+            hostname=hostname,
+            network=network,
+            idle_timeout=idle_timeout,
+            on_idle=on_idle,
+            ttl=ttl,
+            labels=labels,
+            key=None,
+            detached=detached,
+        )
+        items = await self.create_batch(spec, count, all_or_nothing=True)
+        made = []
+        for item in items:
+            if item.error is not None:
+                raise item.error.to_error()
+            if item.info is not None:
+                made.append(AsyncSandbox(self._transport, item.info))
+        return made
+
+    async def create_batch(
+        self, spec: SandboxSpec, count: int, *, all_or_nothing: bool = False
+    ) -> tuple[BatchItem, ...]:
+        """Asks for `count` sandboxes and returns each one's info or error, in order."""
+        body = BatchCreate(spec=spec, count=count, all_or_nothing=all_or_nothing)
+        return (
+            await self._transport.call("POST", "/v1/sandboxes/batch", BatchResult, body=body)
+        ).items
+
+    async def destroy_many(self, sandboxes: Sequence[AsyncSandbox | str]) -> None:
+        """Destroys them in one request; raises the first error after all were tried."""
+        ids = tuple(item if isinstance(item, str) else item.id for item in sandboxes)
+        result = await self._transport.call(
+            "POST",
+            "/v1/sandboxes/batch/delete",
+            BatchResult,
+            body=BatchDelete(ids),
+            repeatable=True,
+        )
+        for item in result.items:
+            if item.error is not None:
+                raise item.error.to_error()
+
+    async def get(self, sandbox_id: str) -> AsyncSandbox:
+        """Returns a handle for an existing sandbox; raises NotFound."""
+        info = await self._transport.call(
+            "GET", f"/v1/sandboxes/{sandbox_id}", SandboxInfo, repeatable=True
+        )
+        return AsyncSandbox(self._transport, info)
+
+    async def list(
+        self,
+        *,
+        state: str | None = None,
+        labels: dict[str, str] | None = None,
+        key: str | None = None,
+    ) -> list[SandboxInfo]:
+        """Returns all sandboxes that match, oldest first."""
+        query = [("state", state), ("key", key)]
+        params = {name: value for name, value in query if value is not None}
+        if labels:
+            params["label"] = ",".join(f"{name}={value}" for name, value in labels.items())
+        found: list[SandboxInfo] = []
+        while True:
+            page = await self._transport.call(
+                "GET", "/v1/sandboxes", SandboxPage, params=params, repeatable=True
+            )
+            found.extend(page.items)
+            if page.cursor is None:
+                return found
+            params["cursor"] = page.cursor
+
+
+def spec_of(
+    backend: str,
+    *,
+    memory: int | str,
+    disk: int | str | None,
+    layers: Sequence[str],
+    network: Sequence[str],
+    idle_timeout: float | None,
+    on_idle: str,
+    ttl: float | None,
+    env: dict[str, str] | None,
+    labels: dict[str, str] | None,
+    image: str,
+    cpu: float,
+    pids: int,
+    nofile: int,
+    user: str,
+    workdir: str,
+    hostname: str,
+    key: str | None,
+    detached: bool,
+) -> SandboxSpec:
+    """Returns the checked spec of what a caller asked for; raises InvalidRequest."""
+    if on_idle not in OnIdle.__members__.values():
+        raise InvalidRequest(f"on_idle must be one of {', '.join(OnIdle)}, not {on_idle!r}")
+    return SandboxSpec(
+        backend=backend,
+        image=image,
+        layers=tuple(layers),
+        cpu=cpu,
+        memory_bytes=parse_bytes(memory, "memory"),
+        pids=pids,
+        disk_bytes=None if disk is None else parse_bytes(disk, "disk"),
+        nofile=nofile,
+        env=env or {},
+        user=user,
+        workdir=workdir,
+        hostname=hostname,
+        network=tuple(network),
+        idle_timeout_s=idle_timeout,
+        on_idle=OnIdle(on_idle),
+        ttl_s=ttl,
+        labels=labels or {},
+        key=key,
+        detached=detached,
+    ).check()
