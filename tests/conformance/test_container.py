@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 
 from skerry.backends.container import build_backend
+from skerry.spec.ids import base32
 from skerry.testing import rootfs as rootfs_module
 from skerry.testing.conformance import BackendConformance
 from skerry.testing.rootfs import container_reason
@@ -27,7 +28,7 @@ class TestContainer(BackendConformance):
         state = tempfile.mkdtemp(prefix="skerry-state-", dir="/var/tmp")
         run = tempfile.mkdtemp(prefix="skerry-", dir="/run")
         census.watch(places=(state, run))
-        made = self.build(state, run)
+        made = self.build(state, run, base32(int.from_bytes(os.urandom(4), "big"), 5))
         await made.start()
         yield made
         await made.close(keep_instances=False)
@@ -36,9 +37,9 @@ class TestContainer(BackendConformance):
         os.rmdir(state)
 
     @staticmethod
-    def build(state, run):
+    def build(state, run, node):
         directories = (str(rootfs_module.directory()),)
-        return build_backend(state_dir=state, run_dir=run, node="conft", layer_dirs=directories)
+        return build_backend(state_dir=state, run_dir=run, node=node, layer_dirs=directories)
 
     @pytest.fixture
     def rootfs(self):
@@ -48,6 +49,7 @@ class TestContainer(BackendConformance):
         os.kill(instance.facts.pid, 9)
 
     async def restart(self, backend):
-        second = self.build(backend.places.state_dir, backend.places.run_dir)
+        places = backend.places
+        second = self.build(places.state_dir, places.run_dir, places.node)
         await second.start()
         return second

@@ -12,6 +12,7 @@ import pytest
 from skerry.backends.container import build_backend
 from skerry.backends.container.remains import process_start
 from skerry.errors import ImageBroken, InvalidRequest, SkerryError, StorageFailed
+from skerry.spec.ids import base32
 from skerry.spec.layers import LayerFile, RootfsPlan
 from skerry.testing import rootfs as rootfs_module
 from skerry.testing.conformance import Box, Conformance
@@ -29,11 +30,12 @@ class Places:
     def __init__(self) -> None:
         self.state = tempfile.mkdtemp(prefix="skerry-state-", dir="/var/tmp")
         self.run = tempfile.mkdtemp(prefix="skerry-", dir="/run")
+        self.node = base32(int.from_bytes(os.urandom(4), "big"), 5)  # groups are named after it
 
     async def backend(self):
         directories = (str(rootfs_module.directory()), self.state)
         made = build_backend(
-            state_dir=self.state, run_dir=self.run, node="integ", layer_dirs=directories[:1]
+            state_dir=self.state, run_dir=self.run, node=self.node, layer_dirs=directories[:1]
         )
         await made.start()
         return made

@@ -185,24 +185,33 @@ def _foreign(
     """Processes of another Skerry, and prefixes of what is its."""
     if not places:
         return set(), set()
-    tree = _descendants(processes, {os.getpid()})
+    told = {p.pid: _arguments(p) for p in processes.values() if _is_skerry(p)}
+    launchers = {pid for pid, words in told.items() if words & set(places)}
+    ours = _descendants(processes, {os.getpid()} | launchers)
+    alive = {p.pid for p in processes.values()} - {1}
     heads, prefixes = set(), set()
     for process in processes.values():
-        if not _is_skerry(process) or process.pid in tree:
+        if process.pid not in told or process.pid in ours:
             continue
-        words = process.command.split()
-        told = {words[at + 1] for at in range(len(words) - 1) if words[at].startswith("--")}
-        parent_lives = any(p.pid == process.parent != 1 for p in processes.values())
-        if any(place in told for place in places) or not (told or parent_lives):
-            continue
-        heads.add(process.pid)
-        prefixes |= {word for word in told if word.count("/") > 1 and "skerry-init" not in word}
+        words = told[process.pid]
+        # An agent without a launcher is another test's if that lives, and a leak if nobody does.
+        if words or process.parent in alive:
+            heads.add(process.pid)
+            prefixes |= {
+                word for word in words if word.count("/") > 1 and "skerry-init" not in word
+            }
     strangers = _descendants(processes, heads)
     for pid in strangers:
         for line in _text(f"/proc/{pid}/cgroup").splitlines():
             name = line.rpartition(":")[2].split("/")[1]
             prefixes |= {f"/{name}"} if name.startswith("skerry-") else set()
     return strangers, prefixes
+
+
+def _arguments(process: Process) -> set[str]:
+    """The values of a program's long options."""
+    words = process.command.split()
+    return {words[at + 1] for at in range(len(words) - 1) if words[at].startswith("--")}
 
 
 def _descendants(processes: dict[tuple[int, int], Process], heads: set[int]) -> set[int]:
