@@ -89,7 +89,9 @@ def compare(before: Census, after: Census) -> list[str]:
         process = after.processes[key]
         if process.parent == 1 and process.command.endswith("(zombie)"):
             continue  # it has ended; collecting it is the host's init's to do
-        out.append(f"process {process.pid} (child of {process.parent}) runs: {process.command}")
+        out.append(
+            f"process {process.pid} (child of {process.parent}) runs: {process.command[:200]}"
+        )
     names = {
         "mount": (before.mounts, after.mounts),
         "cgroup directory": (before.cgroups, after.cgroups),
@@ -159,7 +161,7 @@ def _processes() -> dict[tuple[int, int], Process]:
         if len(fields) < 20 or int(fields[6]) & 0x0020_0000:  # PF_KTHREAD
             continue
         command = _text(f"/proc/{name}/cmdline").replace("\0", " ").strip()
-        label = command[:200] or f"[{comm}]" + (" (zombie)" if fields[0] == "Z" else "")
+        label = command or f"[{comm}]" + (" (zombie)" if fields[0] == "Z" else "")
         process = Process(int(name), int(fields[19]), int(fields[1]), label)
         found[process.pid, process.start] = process
     return found
