@@ -17,6 +17,7 @@ static const struct form {
 	uint32_t max; /* of a list: items */
 } forms[] = {
 	{T_PID, NUMBER, offsetof(struct request, pid), "pid", 0},
+	{T_OFFSET, NUMBER, offsetof(struct request, offset), "offset", 0},
 	{T_INSTANCE, ID, offsetof(struct request, instance), "instance", 0},
 	{T_LAYER, IDS, offsetof(struct request, layers), "layer", LAYERS_MAX},
 	{T_SLOT, NUMBER, offsetof(struct request, slot), "slot", 0},

@@ -94,21 +94,27 @@ void send_event(struct launcher *l, uint8_t type, struct builder *b)
 	send_frame(l, type, 0, b);
 }
 
-static void status(struct launcher *l, const struct pending *p)
+/* A page: from bucket `offset` on, as long as one more bucket surely fits. */
+static void status(struct launcher *l, const struct pending *p, uint64_t offset)
 {
+	enum { ROOM = 8192 };
 	struct builder *b = answer();
 
 	build_u64(b, T_PID, (uint64_t)getpid());
 	build_u64(b, T_VERSION, VERSION);
-	for (unsigned n = 0; n < BUCKETS; n++)
+	build_text(b, T_UPPER, l->upper == UPPER_BTRFS ? "btrfs" : l->upper == UPPER_DIR ? "dir" : "");
+	for (unsigned n = 0; n < l->layer_count && !offset; n++)
+		build_text(b, T_LAYER, l->layers[n]);
+	for (uint64_t n = offset; n < BUCKETS; n++) {
+		if (b->used > FRAME_PAYLOAD_MAX - ROOM) {
+			build_u64(b, T_OFFSET, n);
+			break;
+		}
 		for (const struct instance *i = l->instances[n]; i; i = i->next)
 			build_text(b, T_INSTANCE, i->id);
-	for (unsigned n = 0; n < l->layer_count; n++)
-		build_text(b, T_LAYER, l->layers[n]);
-	for (unsigned n = 0; n < BUCKETS; n++)
 		for (const struct slot *s = l->slots[n]; s; s = s->next)
 			build_u64(b, T_SLOT, s->id);
-	build_text(b, T_UPPER, l->upper == UPPER_BTRFS ? "btrfs" : l->upper == UPPER_DIR ? "dir" : "");
+	}
 	reply_ok(l, p, b);
 }
 
@@ -168,7 +174,7 @@ static void serve(struct launcher *l, struct request *r)
 		freeze_set(l, r);
 		return;
 	case L_STATUS:
-		status(l, &reply);
+		status(l, &reply, r->offset);
 		free(r);
 		return;
 	case L_ADOPT:

@@ -48,9 +48,11 @@ class Request(Body, frozen=True):
 
 
 class Status(Request, frozen=True):
-    """Asks what the launcher is and holds; answered with `StatusReply`."""
+    """Asks what the launcher is and holds; answered with a page of `StatusReply`."""
 
     CODE = LauncherFrame.STATUS
+    PARTS = (number("offset", Tag.OFFSET, optional=True),)
+    offset: int | None = None  # of the page, as the one before named it
 
 
 class LayerMount(Request, frozen=True, kw_only=True):
@@ -240,6 +242,7 @@ class StatusReply(Body, frozen=True, kw_only=True):
         several("layer", Tag.LAYER, Kind.TEXTS),
         several("slot", Tag.SLOT, Kind.NUMBERS),
         text("upper", Tag.UPPER, optional=True),
+        number("offset", Tag.OFFSET, optional=True),
     )
     pid: int
     version: int
@@ -247,6 +250,7 @@ class StatusReply(Body, frozen=True, kw_only=True):
     layer: tuple[str, ...] = ()
     slot: tuple[int, ...] = ()
     upper: str = ""
+    offset: int | None = None  # there is more: of the next page
 
 
 class UpperReply(Body, frozen=True):

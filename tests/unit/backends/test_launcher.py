@@ -7,12 +7,14 @@ import errno
 import logging
 
 import pytest
+from fake_launcher import OK_FIELDS
 
 from skerry.backends.shared import binaries
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.backends.shared.launcher_process import LauncherProcess
 from skerry.errors import Overloaded, StorageFailed, Unavailable
 from skerry.wire import plan
+from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import LauncherFrame, Tag
 
 LOG = logging.getLogger("test")
@@ -25,6 +27,17 @@ async def test_answers_reach_who_asked(launcher, fake):
     assert status.status().version == 1
     assert upper.upper().feature == ("quota", "snapshot")
     assert fake.asked[1][1].text(Tag.PATH) == "/x"
+
+
+async def test_pages_of_a_long_status_are_put_together(launcher, fake, monkeypatch):
+    def page(instance, offset):
+        fields = FieldBuilder().u64(Tag.PID, 7).u64(Tag.VERSION, 1).text(Tag.INSTANCE, instance)
+        return (fields.u64(Tag.OFFSET, offset) if offset else fields).payload()
+
+    pages = [page("a", 5), page("b", 9), page("c", 0)]
+    monkeypatch.setitem(OK_FIELDS, LauncherFrame.STATUS, lambda: pages.pop(0))
+    assert (await launcher.status()).instance == ("a", "b", "c")
+    assert [asked.u64_or(Tag.OFFSET, 0) for _, asked in fake.asked] == [0, 5, 9]
 
 
 @pytest.mark.parametrize(

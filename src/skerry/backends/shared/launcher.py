@@ -14,6 +14,8 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from skerry.errors import Overloaded, SkerryError, StorageFailed, Unavailable
 from skerry.wire import plan
 from skerry.wire.frames import HEADER_BYTES, PAYLOAD_BYTES_MAX, ProtocolError
@@ -108,6 +110,16 @@ class Launcher:
         if reply.failure is not None:
             raise LauncherFailed(name, reply.failure)
         return reply
+
+    async def status(self, timeout_s: float = REQUEST_TIMEOUT_S) -> plan.StatusReply:
+        """Returns what the launcher is and holds, all pages in one; raises as `ask` does."""
+        page = whole = (await self.ask(plan.Status(), timeout_s)).status()
+        while page.offset is not None:
+            page = (await self.ask(plan.Status(page.offset), timeout_s)).status()
+            whole = msgspec.structs.replace(
+                whole, instance=whole.instance + page.instance, slot=whole.slot + page.slot
+            )
+        return msgspec.structs.replace(whole, offset=None)
 
     def _send(self, packet: bytes) -> None:
         self._unsent.append(packet)

@@ -119,7 +119,7 @@ class LauncherProcess:
         if launcher is None:
             raise Unavailable(f"the launcher does not listen on {self.socket_path}")
         try:
-            status = (await launcher.ask(plan.Status(), START_TIMEOUT_S)).status()
+            status = await launcher.status(START_TIMEOUT_S)
             self.pid = status.pid
             await self._restore(launcher, status)
         except LauncherFailed as error:
