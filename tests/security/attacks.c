@@ -531,6 +531,7 @@ static int chroot_escape(void)
 	if (fd >= 0)
 		mark[read(fd, mark, sizeof(mark) - 1)] = 0;
 	printf("%s\n", mark);
+	fflush(stdout);
 	if (chroot("."))
 		return 1;
 	execl("/bin/ls", "ls", "-1A", "/", NULL);
@@ -589,6 +590,8 @@ static bool peek(pid_t pid, uintptr_t at)
 	return word != -1 || !errno;
 }
 
+static char agent_comm[64]; /* a child has its parent's name until it executes something */
+
 static void strike(pid_t pid, uintptr_t at, bool trace)
 {
 	char text[64], link[64], was = 0;
@@ -599,8 +602,8 @@ static void strike(pid_t pid, uintptr_t at, bool trace)
 	fd = open(text, O_RDONLY);
 	if (fd < 0)
 		return;
-	text[0] = 0;
-	if (read(fd, text, sizeof(text)) > 0 && !strncmp(text, "skerry-init", 11))
+	memset(text, 0, sizeof(text));
+	if (read(fd, text, sizeof(text) - 1) > 0 && !strcmp(text, agent_comm))
 		seen++;
 	close(fd);
 	reads += process_vm_readv(pid, &here, 1, &there, 1, 0) == 1;
@@ -631,8 +634,8 @@ static int race(uintptr_t at, double seconds)
 	uint64_t rounds = 0;
 	pid_t last = getpid();
 
-	puts("ready");
-	fflush(stdout);
+	if (read(open("/proc/1/comm", O_RDONLY), agent_comm, sizeof(agent_comm) - 1) < 1)
+		return 1;
 	clock_gettime(CLOCK_MONOTONIC, &begin);
 	do {
 		bool any = false;
@@ -658,6 +661,26 @@ static int race(uintptr_t at, double seconds)
 	} while ((double)(now.tv_sec - begin.tv_sec) + 1e-9 * (double)(now.tv_nsec - begin.tv_nsec) < seconds);
 	printf("rounds %lu\nseen %lu\nreads %lu\nwrites %lu\nmems %lu\nfds %lu\ngetfds %lu\nseized %lu\n", rounds,
 	       seen, reads, writes, mems, fds, getfds, seized);
+	return 0;
+}
+
+/* Stops children of the agent before their exec: what a signal can do there. */
+static int stop(double seconds)
+{
+	struct timespec begin, now;
+	unsigned stopped = 0;
+	pid_t last = getpid();
+
+	clock_gettime(CLOCK_MONOTONIC, &begin);
+	do {
+		for (pid_t pid = last + 1; pid < last + 4; pid++)
+			if (!kill(pid, SIGSTOP)) {
+				stopped++;
+				last = pid;
+			}
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while ((double)(now.tv_sec - begin.tv_sec) < seconds);
+	printf("stopped %u\n", stopped);
 	return 0;
 }
 
@@ -693,6 +716,8 @@ int main(int argc, char **argv)
 		return abstract_connect(argv[2]);
 	else if (!strcmp(what, "race"))
 		return race(strtoul(argv[2], NULL, 0), atof(argv[3]));
+	else if (!strcmp(what, "stop"))
+		return stop(atof(argv[2]));
 	else if (!strcmp(what, "swap"))
 		again_and_again();
 	else if (!strcmp(what, "crash"))
