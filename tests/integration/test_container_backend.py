@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -242,3 +243,51 @@ async def test_census_sees_what_is_really_left(places, census):
         assert word in lines, word
     assert f"{places.run}/spawn.sock" in lines
     assert f"{places.state}/uppers.btrfs" in lines
+
+
+async def test_plain_directory_works_without_limits_and_leaves_no_trash(places, monkeypatch):
+    monkeypatch.setattr("skerry.backends.container.uppers._image_needs", lambda _text: "a test")
+    backend = await places.backend()
+    try:
+        assert not backend.capabilities.disk_limit
+        assert not backend.capabilities.snapshot
+        with pytest.raises(InvalidRequest, match="disk"):
+            await backend.create(request(disk_bytes=32 << 20))
+        instance = await backend.create(request())
+        deep = "d=/root; for i in $(seq 300); do d=$d/x; done; mkdir -p $d; echo text > /root/file"
+        await said(instance, deep)
+        async with instance.snapshot() as upper:
+            assert Path(upper.path, "root/file").read_text() == "text\n"
+        await instance.destroy()
+    finally:
+        await backend.close(keep_instances=False)
+
+
+@pytest.fixture
+def btrfs(census, tmp_path):
+    """A mounted btrfs of its own."""
+    image, mount = tmp_path / "disk", tmp_path / "m"
+    mount.mkdir()
+    with image.open("wb") as disk:
+        disk.truncate(2 << 30)
+    subprocess.run(["mkfs.btrfs", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, mount], check=True)
+    yield mount
+    subprocess.run(["umount", mount], check=True)
+    image.unlink()
+
+
+async def test_state_on_btrfs_uses_it_as_it_is(btrfs):
+    places = Places()
+    os.rmdir(places.state)
+    places.state = str(btrfs / "state")
+    backend = await places.backend()
+    assert backend.capabilities.snapshot
+    instance = await backend.create(request())
+    await said(instance, "echo text > /root/file")
+    async with instance.snapshot() as upper:
+        assert Path(upper.path, "root/file").read_text() == "text\n"
+    await instance.destroy()
+    await backend.close(keep_instances=False)
+    assert not [*os.listdir(places.run), *os.listdir(places.state)]
+    os.rmdir(places.run)

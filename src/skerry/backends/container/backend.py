@@ -17,6 +17,9 @@ from skerry.backends.shared.launcher_process import LauncherProcess, clear_log
 from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.wire import plan
 
+TRASH_TIMEOUT_S = 30.0
+TRASH_POLL_S = 0.02
+
 
 class ContainerBackend:
     """See the seam. A caller that gives up during `create` leaves nothing behind."""
@@ -94,6 +97,8 @@ class ContainerBackend:
         self._keepers.clear()
         if not keep_instances:
             await parts.layers.unmount_unused(0.0)
+        if not keep_instances:
+            await self._empty_trash()
         if parts.process is not None:
             await parts.process.close(stop=not keep_instances)
         if not keep_instances:
@@ -156,6 +161,14 @@ class ContainerBackend:
         if instance is not None:
             instance.exited(event.wait_status)
 
+    async def _empty_trash(self) -> None:
+        """Waits for what the launcher is deleting, within a bound."""
+        for _ in range(int(TRASH_TIMEOUT_S / TRASH_POLL_S)):
+            if self._store is None or not uppers.trash(self._store):
+                return
+            await asyncio.sleep(TRASH_POLL_S)
+        self.log.warning("not everything that sandboxes wrote has been deleted yet")
+
     def _remove_places(self, parts: Parts) -> None:
         for root in parts.groups.roots():
             _quietly(os.rmdir, root)
@@ -164,7 +177,7 @@ class ContainerBackend:
         _quietly(os.rmdir, f"{run}/i")
         clear_log(run)
         if self._store is not None:
-            _quietly(os.unlink if self._store.image else os.rmdir, self._store.path)
+            uppers.remove(self._store)
 
 
 def _abandon(parts: Parts, making: asyncio.Task[ContainerInstance]) -> None:

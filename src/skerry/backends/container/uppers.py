@@ -103,6 +103,27 @@ def prepare(store: UpperPlan) -> None:
         raise StorageFailed(f"mkfs.btrfs failed on {store.path}: {said}")
 
 
+def trash(store: UpperPlan) -> list[str]:
+    """Returns what the launcher has still to delete; always nothing on btrfs."""
+    try:
+        return os.listdir(f"{store.path}/.trash") if store.kind == "dir" else []
+    except OSError:
+        return []
+
+
+def remove(store: UpperPlan) -> None:
+    """Removes the image, or the directory if it is empty."""
+    try:
+        if store.image:
+            os.unlink(store.path)
+            return
+        if store.kind == "dir":
+            os.rmdir(f"{store.path}/.trash")
+        os.rmdir(store.path)
+    except OSError:
+        return  # what stays is deleted by the next launcher, and shows in the census
+
+
 def free_bytes(path: str) -> int:
     """Returns what is free for root on the file system of a path."""
     numbers = os.statvfs(path)
