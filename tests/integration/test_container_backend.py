@@ -133,6 +133,15 @@ async def test_instances_outlive_node_and_launcher(places):
         await second.close(keep_instances=False)
 
 
+async def test_close_that_keeps_nothing_leaves_nothing(places):
+    backend = await places.backend()
+    await (await backend.create(request())).destroy()
+    launcher = backend.parts.process.pid
+    await backend.close(keep_instances=True)
+    assert process_start(launcher) is None
+    assert not os.listdir(places.run)
+
+
 async def test_killed_node_leaves_what_the_next_one_sweeps(places):
     first = await places.backend()
     lost = await first.create(request())

@@ -81,12 +81,18 @@ class ContainerBackend:
             self._keepers.append(asyncio.create_task(keep()))
 
     async def close(self, *, keep_instances: bool) -> None:
-        """Ends what is shared. With `keep_instances` the launcher and what lives in it stay."""
+        """Ends what is shared.
+
+        With `keep_instances` the launcher and what lives in it stay; if nothing lives, nothing does.
+        """
         if self._parts is None:
             return
         parts = self._parts
         self._closing = True
         await parts.settle()
+        keep_instances = keep_instances and bool(
+            parts.instances or parts.unclaimed or parts.orphans
+        )
         if not keep_instances:
             await recovery.sweep(parts)
             await _all(instance.destroy for instance in list(parts.instances.values()))
