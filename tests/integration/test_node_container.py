@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -108,7 +109,7 @@ async def client_of(daemon: Daemon) -> AsyncIterator[aiohttp.ClientSession]:
             there = answer.status == 200
         if not there:
             tar = max(Path(rootfs.CACHE, "base").glob("bookworm-*.tar"))
-            with open(tar, "rb") as file:
+            with tar.open("rb") as file:
                 async with client.post("/v1/images/base/debian:12/import", data=file) as answer:
                     assert answer.status == 200, await answer.text()
         yield client
@@ -189,8 +190,6 @@ async def test_files_diff_and_commit(daemon: Daemon) -> None:
         await call(client, "POST", f"/v1/sandboxes/{sid}/commit", body)
         twin = await create(client, layers=["workspace/blob"])
         digest = out(await sh(client, twin, "sha256sum < /srv/d/blob"))
-        import hashlib
-
         assert digest.split()[0].decode() == hashlib.sha256(data).hexdigest()
         for one in (sid, twin):
             await call(client, "DELETE", f"/v1/sandboxes/{one}")
@@ -246,7 +245,9 @@ async def test_orderly_end_keeps_containers_and_a_second_daemon_is_told_who_hold
     async with client_of(daemon) as client:
         sid = await create(client, detached=True)
         argv = [sys.executable, "-c", SERVE, json.dumps(daemon.config)]
-        second = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+        second = await asyncio.to_thread(
+            subprocess.run, argv, capture_output=True, check=False, timeout=60
+        )
         assert second.returncode != 0
         assert daemon.process is not None
         assert f"pid={daemon.process.pid}".encode() in second.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -27,6 +28,8 @@ from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
 from skerry.trajectory.journal import Journal
 
+log = logging.getLogger("skerry.node")
+
 
 def build_node(
     config: NodeConfig,
@@ -51,6 +54,8 @@ def build_node(
         journal = Journal.open(
             os.path.join(config.state_dir, "journal"), now_ns=lambda: int(clock.wall() * 1e9)
         )
+        for problem in journal.problems:
+            log.warning("journal: %s", problem)
         backends = backends if backends is not None else _backends(config, identity)
         library = library or _library(config)
     except BaseException:

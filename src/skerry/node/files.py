@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import AsyncIterator
+from errno import ENOTDIR
 
-from skerry.errors import InvalidRequest
+from skerry.errors import FileRefused, InvalidRequest, NotFound
 from skerry.guest.files import GuestFiles
 from skerry.node.clock import Clock
 from skerry.node.handles import Handles
@@ -32,7 +33,7 @@ class Files:
         self, sandbox: Sandbox, path: str, user: str | None, offset: int, length: int
     ) -> AsyncIterator[bytes]:
         """Gives a file's content from `offset` on, `length` bytes or (-1) to its end."""
-        files = await self._files(sandbox, user)
+        files = await self._files(sandbox, user, path)
         with sandbox.active_while(self._clock):
             async for piece in files.read(check_path(path), offset, length):
                 yield piece
@@ -50,7 +51,7 @@ class Files:
         exclusive: bool,
     ) -> FileInfo:
         """Writes a file as a whole; it is there, complete, when this returns."""
-        files = await self._files(sandbox, user)
+        files = await self._files(sandbox, user, path)
         with sandbox.active_while(self._clock):
             return await files.write(
                 check_path(path),
@@ -63,7 +64,7 @@ class Files:
 
     async def tree_get(self, sandbox: Sandbox, path: str, user: str | None) -> AsyncIterator[bytes]:
         """Gives a directory's content as a pax tar."""
-        files = await self._files(sandbox, user)
+        files = await self._files(sandbox, user, path)
         with sandbox.active_while(self._clock):
             async for piece in files.tree_get(check_path(path)):
                 yield piece
@@ -72,7 +73,7 @@ class Files:
         self, sandbox: Sandbox, path: str, user: str | None, content: AsyncIterator[bytes]
     ) -> None:
         """Unpacks a tar beneath a directory."""
-        files = await self._files(sandbox, user)
+        files = await self._files(sandbox, user, path)
         with sandbox.active_while(self._clock):
             await files.tree_put(check_path(path), content)
 
@@ -83,14 +84,16 @@ class Files:
         if needed is not None and getattr(op, needed) is None:
             raise InvalidRequest(f"{op.op} needs {needed!r}")
         mode = check_mode(0o755 if op.mode is None else op.mode)
-        if op.op not in {"stat", "list", "mkdir", "remove", "rename", "chmod"}:
+        if op.op not in {"stat", "exists", "list", "mkdir", "remove", "rename", "chmod"}:
             raise InvalidRequest(f"op: {op.op[:40]!r} is unknown")
-        to = check_path(op.to) if op.to is not None else ""
-        files = await self._files(sandbox, op.user)
+        to = check_path(op.to) if op.to is not None else path
+        files = await self._files(sandbox, op.user, path, to)
         with sandbox.active_while(self._clock):
             match op.op:
                 case "stat":
                     return [await files.stat(path)]
+                case "exists":
+                    return await _stat_if_there(files, path)
                 case "list":
                     return await files.list_dir(path)
                 case "mkdir":
@@ -103,7 +106,11 @@ class Files:
                     await files.chmod(path, mode)
         return []
 
-    async def _files(self, sandbox: Sandbox, user: str | None) -> GuestFiles:
+    async def _files(self, sandbox: Sandbox, user: str | None, *paths: str) -> GuestFiles:
+        """Returns the operations of a user, in the working directory if a path is relative to it.
+
+        Else that directory must not matter: it may be closed to the user.
+        """
         if user is not None and (not user or "\x00" in user or len(user) > PATH_BYTES_MAX):
             raise InvalidRequest("user is empty, too long or holds a NUL")
         link = await self._lives.ensure_running(sandbox)
@@ -112,8 +119,21 @@ class Files:
             client,
             lambda: (self._handles.new(sandbox), secrets.token_bytes(16)),
             user=os.fsencode(user or sandbox.spec.user),
-            cwd=os.fsencode(sandbox.spec.workdir),
+            cwd=os.fsencode(
+                "/" if all(path.startswith("/") for path in paths) else sandbox.spec.workdir
+            ),
         )
+
+
+async def _stat_if_there(files: GuestFiles, path: str) -> list[FileInfo]:
+    try:
+        return [await files.stat(path)]
+    except NotFound:
+        return []
+    except FileRefused as error:
+        if error.fields.get("errno") == ENOTDIR:  # above it lies a file
+            return []
+        raise
 
 
 def check_path(path: str) -> str:

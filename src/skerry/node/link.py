@@ -18,6 +18,7 @@ CONNECT_S = 10.0  # for one connection, to the agent's WELCOME
 RECONNECT_S = 30.0  # an agent that cannot be reached for that long is given up
 PING_S = 5.0
 # Before each try. The first is what the death of PID 1 needs to be told from a lost connection.
+LOSSES_A_DELAY = 4  # within a second: an agent that drops every connection is asked less often
 _DELAYS_S = (0.02, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -45,6 +46,7 @@ class Link:
         self._error: SkerryError | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._checking = False
+        self._losses: list[float] = []
 
     async def connect(self) -> GuestClient:
         """Returns a new client; Unavailable or SandboxFailed if the agent does not answer well."""
@@ -110,7 +112,7 @@ class Link:
         """Connects again, or finds out that there is nothing left to connect to."""
         death = asyncio.ensure_future(self._instance.wait())
         began = self._clock.monotonic()
-        tries = 0
+        tries = self._recent_losses(began) // LOSSES_A_DELAY
         try:
             while self._error is None:
                 pause = asyncio.ensure_future(
@@ -130,6 +132,12 @@ class Link:
             death.cancel()
             with contextlib.suppress(asyncio.CancelledError, SkerryError):
                 await death
+
+    def _recent_losses(self, now: float) -> int:
+        """Returns how often the connection was lost within the last second; this counts as one."""
+        self._losses = [lost for lost in self._losses if now - lost < 1.0]
+        self._losses.append(now)
+        return len(self._losses)
 
     async def _try(self, began: float) -> bool:
         """Returns whether the question is settled: connected again, or given up."""

@@ -118,9 +118,11 @@ async def _end_parts(node: Node, started: list[str]) -> None:
             await sandbox.link.end(Unavailable("the node is ending"))
         for op in sandbox.under_way():
             op.sink.detach()
+    # What instances share (launcher, mounts, pools) stays only for instances that stay.
+    keep = node.config.keep_on_exit and node.lives.any_live()
     for name in started:
         try:
-            await node.backends[name].close(keep_instances=node.config.keep_on_exit)
+            await node.backends[name].close(keep_instances=keep)
         except SkerryError:
             log.exception("backend %s did not end well", name)
     node.ledger.close()

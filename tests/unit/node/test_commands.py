@@ -301,6 +301,35 @@ async def test_lost_channel_is_mended_and_the_command_goes_on(stand) -> None:
         assert out(await call) == b"a\nb\n"
 
 
+@pytest.mark.parametrize("frames", [5, 7, 11])  # fewer: no answer could ever get through
+async def test_commands_run_once_however_often_the_channel_is_cut(stand, frames) -> None:
+    async with stand.serving() as (_, api):
+        sid = await api.create()
+        instance = stand.world.instances[sid]
+        stand.backend.knobs.drop_channel_after = frames
+        instance.drop_channel()
+        url = f"/v1/sandboxes/{sid}/run"
+        for number in range(6):
+            body = {"shell": f"echo {number}; flood 100; exit {number}"}
+            result = await api.call("POST", f"{url}?op={number:032x}", body)
+            assert result["exit_code"] == number
+            assert out(result) == b"%d\n" % number + out(result)[2:]
+            assert result["stdout_total"] == 102
+        assert instance._operations == 6
+
+
+async def test_stream_whose_client_vanishes_does_not_hold_the_command_up(stand) -> None:
+    async with stand.serving() as (node, api):
+        sid = await api.create()
+        body = msgspec.json.encode({"argv": ["flood", str(8 << 20)], "output_limit": 1000})
+        url = f"/v1/sandboxes/{sid}/stream?op={OP}"
+        async with api.session.post(url, data=body, headers=JSON) as answer:
+            await answer.content.readexactly(1000)
+            assert node.admission.operations == 1
+        status = await api.call("GET", f"/v1/sandboxes/{sid}/ops/{OP}?wait=10")
+        assert status["result"]["stdout_total"] == 8 << 20
+
+
 async def test_death_of_the_instance_leaves_outcome_unknown_and_frees_it(stand) -> None:
     async with stand.serving() as (node, api):
         sid = await api.create()

@@ -9,6 +9,7 @@ import pytest
 
 from conftest import settle
 from skerry.errors import Conflict, Overloaded, SandboxFailed, Unavailable
+from skerry.guest.client import GuestClient
 from skerry.lifecycle.table import Event
 from skerry.node.config import Limits
 from skerry.spec.command import CommandSpec
@@ -237,19 +238,48 @@ async def test_only_the_newest_ended_sandboxes_are_kept(stand, manual) -> None:
 async def test_command_that_outlives_its_timeout_takes_its_sandbox_down(stand, manual) -> None:
     async with stand.alive() as node:
         sandbox = await node.lives.create(SandboxSpec())
-        run = asyncio.create_task(
-            node.operations.run(sandbox, None, CommandSpec(argv=("sleep", "1000"), timeout_s=2000))
-        )
+        # The fake agent lives on the machine's clock: on this one it never keeps the timeout.
+        spec = CommandSpec(argv=("sleep", "1000"), timeout_s=2000)
+        run = asyncio.create_task(node.operations.run(sandbox, "0" * 32, spec))
         await settle()
-        stand.world.instances[sandbox.id].agent.stop()  # it says no more, and still exists
-        for step in (2001, 5, 6, 10, 30, 60):
-            await manual.advance(step)
-            for _ in range(20):
-                await asyncio.sleep(0)
-        with pytest.raises((SandboxFailed, Exception)):
+        await manual.advance(2014)
+        assert sandbox.state is State.RUNNING
+        await manual.advance(2)
+        with pytest.raises(SandboxFailed, match="15 s over its timeout"):
             await asyncio.wait_for(run, 5)
+        await settle()
         assert sandbox.state is State.FAILED
         assert stand.world.instances == {}
+        status = await node.operations.status(sandbox, "0" * 32, 0)
+        assert status.error is not None
+        assert status.error.fault == "sandbox"
+
+
+async def test_agent_that_answers_no_ping_is_connected_to_anew(stand, manual, monkeypatch) -> None:
+    async with stand.alive() as node:
+        sandbox = await node.lives.create(SandboxSpec())
+        spec = CommandSpec(argv=("sleep", "1000"), timeout_s=10)
+        run = asyncio.create_task(node.operations.run(sandbox, "0" * 32, spec))
+        await settle()
+
+        async def silence(_client) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(GuestClient, "ping", silence)
+        before = sandbox.link._client
+        await manual.advance(15.1)
+        await manual.advance(5.1)
+        await manual.advance(0.1)
+        for _ in range(50):
+            await settle()
+            if sandbox.link._client is not before:
+                break
+            await asyncio.sleep(0.01)
+        assert sandbox.link._client is not before
+        assert not run.done()
+        node.operations.cancel(sandbox, "0" * 32)
+        assert (await asyncio.wait_for(run, 5)).cancelled
+        assert stand.world.instances[sandbox.id]._operations == 1
 
 
 # -- overload -------------------------------------------------------------------------------------
