@@ -64,12 +64,14 @@ class Fields:
     """The fields of a received payload, all lengths checked. Unknown tags are ignored.
 
     A tag asked for as one value must be there once; every getter raises ProtocolError otherwise.
+    `by_tag` holds all values in order.
     """
 
-    __slots__ = ("_by_tag",)
+    __slots__ = ("by_tag",)
 
     def __init__(self, payload: bytes) -> None:
-        self._by_tag: dict[int, list[bytes]] = {}
+        by_tag: dict[int, list[bytes]] = {}
+        self.by_tag = by_tag
         at, end = 0, len(payload)
         unpack = _FIELD.unpack_from
         while at < end:
@@ -79,15 +81,19 @@ class Fields:
             at += _FIELD_HEADER_BYTES
             if length > end - at:
                 raise ProtocolError(f"field {tag} of {length} bytes runs past the frame's end")
-            self._by_tag.setdefault(tag, []).append(payload[at : at + length])
+            value = payload[at : at + length]
+            if tag in by_tag:
+                by_tag[tag].append(value)
+            else:
+                by_tag[tag] = [value]
             at += length
 
     def __contains__(self, tag: int) -> bool:
-        return tag in self._by_tag
+        return tag in self.by_tag
 
     def raw(self, tag: Tag, size: int | None = None) -> bytes:
         """Returns the one value; of exactly `size` bytes if that is given."""
-        values = self._by_tag.get(tag)
+        values = self.by_tag.get(tag)
         if values is None:
             raise ProtocolError(f"field {tag.name} is missing")
         if len(values) != 1:
@@ -105,7 +111,7 @@ class Fields:
 
     def u64_or(self, tag: Tag, default: int, low: int = 0, high: int = NUMBER_MAX) -> int:
         """Returns the one number, or the default if there is none."""
-        return self.u64(tag, low, high) if tag in self._by_tag else default
+        return self.u64(tag, low, high) if tag in self.by_tag else default
 
     def flag(self, tag: Tag) -> bool:
         """Returns whether the number is 1; it must be 0 or 1."""
@@ -121,7 +127,7 @@ class Fields:
 
     def raws(self, tag: Tag) -> tuple[bytes, ...]:
         """Returns all values in order, none if the tag is absent."""
-        return tuple(self._by_tag.get(tag, ()))
+        return tuple(self.by_tag.get(tag, ()))
 
     def words(self, tag: Tag) -> tuple[bytes, ...]:
         """Returns all values in order, each without NUL."""
@@ -159,6 +165,10 @@ class Kind(Enum):
     RAWS = "raws"
     WORDS = "words"
     TEXTS = "texts"
+
+
+_NUMBER: Final = Kind.NUMBER
+_FLAG: Final = Kind.FLAG
 
 
 class Part(NamedTuple):
@@ -222,13 +232,23 @@ class Body(msgspec.Struct, frozen=True):
     def parse(cls, payload: bytes) -> Self:
         """Returns the value; raises ProtocolError."""
         fields = Fields(payload)
+        by_tag = fields.by_tag
         values: dict[str, Any] = {}
         for part in cls.PARTS:
-            if not part.optional or part.tag in fields:
-                values[part.name] = _read(fields, part)
-        found = cls(**values)
-        found.check()
-        return found
+            name, tag, kind, low, high, optional = part
+            found = by_tag.get(tag)
+            if found is None:
+                if optional:
+                    continue
+            elif (kind is _NUMBER or kind is _FLAG) and len(found) == 1 and len(found[0]) == 8:
+                value = int.from_bytes(found[0], "little")  # nearly all parts are numbers
+                if low <= value <= high:
+                    values[name] = value if kind is _NUMBER else value == 1
+                    continue
+            values[name] = _read(fields, part)
+        body = cls(**values)
+        body.check()
+        return body
 
     def check(self) -> None:
         """Raises ProtocolError if the values do not fit together."""

@@ -208,14 +208,8 @@ class FrameDecoder:
         """Returns the frames that `data` completes, in order; raises ProtocolError."""
         if self._broken is not None:
             raise ProtocolError(self._broken)
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._need:
-                return []
-            data = bytes(self._rest)
-            self._rest.clear()
         frames: list[Frame] = []
-        at, end = 0, len(data)
+        at, end = self._complete(data, frames) if self._rest else 0, len(data)
         unpack = _HEADER.unpack_from
         while end - at >= HEADER_BYTES:
             magic, version, type_, generation, stream, length = unpack(data, at)
@@ -223,18 +217,32 @@ class FrameDecoder:
                 self._break(magic, version, length)
             stop = at + HEADER_BYTES + length
             if stop > end:
-                self._keep(data, at, stop - at)
-                return frames
+                self._need = stop - at
+                break
             frames.append(Frame(type_, generation, stream, data[at + HEADER_BYTES : stop]))
             at = stop
-        self._keep(data, at, HEADER_BYTES)
+        if at < end:
+            self._rest += data[at:]
         return frames
 
-    def _keep(self, data: bytes, at: int, need: int) -> None:
-        """Holds the incomplete rest until `need` bytes are there."""
-        self._need = need
-        if at < len(data):
-            self._rest += data[at:] if at else data
+    def _complete(self, data: bytes, frames: list[Frame]) -> int:
+        """Fills up the frame that is held; returns how much of `data` that took."""
+        rest = self._rest
+        at = self._need - len(rest)
+        rest += data[:at]
+        if len(rest) == self._need == HEADER_BYTES:
+            magic, version, *_, length = _HEADER.unpack_from(rest)
+            if magic != MAGIC or version != VERSION or length > PAYLOAD_BYTES_MAX:
+                self._break(magic, version, length)
+            self._need = HEADER_BYTES + length
+            rest += data[at : at + length]
+            at += length
+        if len(rest) == self._need:
+            _, _, type_, generation, stream, _ = _HEADER.unpack_from(rest)
+            frames.append(Frame(type_, generation, stream, bytes(rest[HEADER_BYTES:])))
+            rest.clear()
+            self._need = HEADER_BYTES
+        return min(at, len(data))
 
     def _break(self, magic: int, version: int, length: int) -> None:
         if magic != MAGIC:

@@ -383,7 +383,7 @@ def _decode(frame: Frame, table: dict[int, type[Message]], *, outward: bool) -> 
 
 def _fits(type_: int, stream: int, *, outward: bool) -> bool:
     """Returns whether a frame of this type may come on this stream, from the agent if `outward`."""
-    forward, number_, channel = place_of(stream)
+    forward, number_, channel = stream >= FORWARD, (stream & (FORWARD - 1)) >> 2, stream & 3
     if type_ == GuestFrame.ERROR:
         return True
     if type_ in _CONNECTION:

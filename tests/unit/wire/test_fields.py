@@ -45,7 +45,7 @@ def test_garbage_is_fields_or_an_error(garbage):
         fields = Fields(garbage)
     except ProtocolError:
         return
-    total = sum(len(value) + 5 for tag in range(256) for value in fields._by_tag.get(tag, ()))
+    total = sum(len(value) + 5 for tag in range(256) for value in fields.by_tag.get(tag, ()))
     assert total == len(garbage)
 
 
