@@ -281,6 +281,56 @@ async def test_hundred_commands_at_once_in_one_container(daemon: Daemon) -> None
         await call(client, "DELETE", f"/v1/sandboxes/{sid}")
 
 
+async def test_port_inside_is_forwarded_to_the_client(daemon: Daemon) -> None:
+    daemon.start()
+    talk = "exec 3<>/dev/tcp/127.0.0.1/9000; printf 'hello %s' $0 >&3; cat <&3"
+    async with client_of(daemon) as client:
+        sid = await create(client)
+        async with client.ws_connect(f"/v1/sandboxes/{sid}/forward") as socket:
+            await socket.send_str('{"port": 9000}')
+            await asyncio.sleep(0.3)
+            runs = [asyncio.create_task(sh(client, sid, talk)) for _ in range(3)]
+            served = 0
+            while served < 3:
+                frame = json.loads((await socket.receive(timeout=20)).data)
+                data = base64.b64decode(frame.get("data", ""))
+                if data:
+                    assert data == b"hello /bin/bash"
+                    answer = base64.b64encode(b"x" * 200_000).decode()
+                    await socket.send_str(json.dumps({"conn": frame["conn"], "data": answer}))
+                    await socket.send_str(json.dumps({"conn": frame["conn"], "eof": True}))
+                    served += 1
+            for result in await asyncio.gather(*runs):
+                assert out(result) == b"x" * 200_000
+        await asyncio.sleep(0.3)
+        refused = await sh(client, sid, "exec 3<>/dev/tcp/127.0.0.1/9000")
+        assert refused["exit_code"] != 0  # nobody listens once the socket is closed
+        info = await call(client, "GET", f"/v1/sandboxes/{sid}")
+        assert info.get("running_commands", 0) == 0
+        await call(client, "DELETE", f"/v1/sandboxes/{sid}")
+
+
+async def test_terminal_is_attached_resized_and_left(daemon: Daemon) -> None:
+    daemon.start()
+    async with client_of(daemon) as client:
+        sid = await create(client)
+        async with client.ws_connect(f"/v1/sandboxes/{sid}/attach?op={OP}") as socket:
+            command = {"shell": "read x; stty size; echo got $x", "interactive": True}
+            command["terminal"] = {"rows": 10, "cols": 20}
+            await socket.send_str(json.dumps(command))
+            await socket.send_str('{"resize": {"rows": 33, "cols": 44}}')
+            await socket.send_str(json.dumps({"stdin": base64.b64encode(b"word\n").decode()}))
+            text = b""
+            async for message in socket:
+                event = json.loads(message.data)
+                text += base64.b64decode(event.get("stdout", ""))
+                if "result" in event:
+                    assert event["result"]["exit_code"] == 0
+        assert b"33 44" in text
+        assert b"got word" in text
+        await call(client, "DELETE", f"/v1/sandboxes/{sid}")
+
+
 async def test_kernel_death_of_a_container_is_reported(daemon: Daemon) -> None:
     daemon.start()
     async with client_of(daemon) as client:

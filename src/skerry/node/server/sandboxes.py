@@ -8,7 +8,6 @@ from skerry.errors import InvalidRequest
 from skerry.node.node import Node
 from skerry.node.server.bodies import BATCH_CREATE, BATCH_DELETE, SANDBOX
 from skerry.node.server.exchange import Exchange
-from skerry.spec import ids
 from skerry.spec.sandbox import SandboxInfo, State
 from skerry.wire.http import OWNER_HEADER
 
@@ -101,9 +100,3 @@ def _states(exchange: Exchange) -> set[State]:
                 raise InvalidRequest(f"query: state {word[:40]!r} is none of {', '.join(State)}")
             states.add(State(word))
     return states
-
-
-def check_op(exchange: Exchange) -> str | None:
-    """Returns the operation id of the query, if there is one."""
-    op = exchange.param("op")
-    return None if op is None else ids.check_op_id(op)
