@@ -40,11 +40,17 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         if self._url is not None:
             transport = _transport_of(self._url, self._token)
-            await transport.call("GET", "/v1/health", Health)
         else:
             transport = await find_or_start(self._state_dir, self._run_dir)
-            self._owner = OwnerConnection(transport)
-            await self._owner.open()
+        try:
+            if self._url is not None:
+                await transport.call("GET", "/v1/health", Health)
+            else:
+                self._owner = OwnerConnection(transport)
+                await self._owner.open()
+        except BaseException:
+            await transport.close()
+            raise
         self._transport = transport
         self.sandboxes = AsyncSandboxes(transport)
         self.images = AsyncImages(transport, self.sandboxes)

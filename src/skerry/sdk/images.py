@@ -61,7 +61,7 @@ class AsyncImages:
         progress: Progress | None = None,
     ) -> LayerManifest:
         """Makes a layer of a local directory's content, placed at `prefix`."""
-        return await self._import(name, pack_tree(Path(path), progress), prefix)
+        return await self._import(name, pack_tree(Path(path), progress, prefix))
 
     async def debian(
         self,
@@ -129,10 +129,8 @@ class AsyncImages:
                     )
             return await sandbox.commit(name, exclude=exclude)
 
-    async def _import(
-        self, name: str, chunks: AsyncIterator[bytes], prefix: str = "/"
-    ) -> LayerManifest:
-        params = {"kind": "tar"} | ({} if prefix == "/" else {"prefix": prefix})
+    async def _import(self, name: str, chunks: AsyncIterator[bytes]) -> LayerManifest:
+        params = {"kind": "tar"}
         return await self._transport.send(
             "POST", f"{_path(name)}/import", chunks, LayerManifest, params
         )

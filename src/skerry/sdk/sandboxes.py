@@ -161,19 +161,18 @@ class AsyncSandboxes:
         key: str | None = None,
     ) -> list[SandboxInfo]:
         """Returns all sandboxes that match, oldest first."""
-        query = [("state", state), ("key", key)]
-        params = {name: value for name, value in query if value is not None}
-        if labels:
-            params["label"] = ",".join(f"{name}={value}" for name, value in labels.items())
+        query = [(name, value) for name, value in (("state", state), ("key", key)) if value]
+        query += [("label", f"{name}={value}") for name, value in (labels or {}).items()]
         found: list[SandboxInfo] = []
+        cursor: list[tuple[str, str]] = []
         while True:
             page = await self._transport.call(
-                "GET", "/v1/sandboxes", SandboxPage, params=params, repeatable=True
+                "GET", "/v1/sandboxes", SandboxPage, params=query + cursor, repeatable=True
             )
             found.extend(page.items)
             if page.cursor is None:
                 return found
-            params["cursor"] = page.cursor
+            cursor = [("cursor", page.cursor)]
 
 
 def spec_of(

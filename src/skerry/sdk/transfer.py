@@ -88,10 +88,16 @@ class _Source:
             self._ended = self._queue.get() is None
 
 
-def _pack(source: Path, sink: _Sink) -> None:
+def _pack(source: Path, sink: _Sink, prefix: str) -> None:
     with tarfile.open(fileobj=cast("BinaryIO", sink), mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        place = ""
+        for part in prefix.strip("/").split("/") if prefix.strip("/") else ():
+            place = f"{place}{part}/"
+            directory = tarfile.TarInfo(place)
+            directory.type, directory.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(directory)
         for entry in sorted(os.scandir(source), key=lambda item: item.name):
-            tar.add(entry.path, arcname=entry.name, filter=_as_root)
+            tar.add(entry.path, arcname=place + entry.name, filter=_as_root)
     sink.finish()
 
 
@@ -102,12 +108,14 @@ def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-async def pack_tree(source: Path, progress: Progress | None = None) -> AsyncIterator[bytes]:
-    """Yields a tar of the directory's content: dotfiles, links, modes and odd names kept."""
+async def pack_tree(
+    source: Path, progress: Progress | None = None, prefix: str = "/"
+) -> AsyncIterator[bytes]:
+    """Yields a tar of the directory's content, beneath `prefix`: links, modes, odd names kept."""
     if not source.is_dir():
         raise InvalidRequest(f"{source} is not a directory")
     sink = _Sink(asyncio.get_running_loop())
-    thread = asyncio.create_task(asyncio.to_thread(_pack, source, sink))
+    thread = asyncio.create_task(asyncio.to_thread(_pack, source, sink, prefix))
     try:
         while True:
             getter = asyncio.create_task(sink.chunks.get())

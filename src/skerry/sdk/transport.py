@@ -18,6 +18,7 @@ from skerry.errors import Bug, SkerryError, Unavailable
 from skerry.wire.http import MSGPACK, OWNER_HEADER, ErrorBody
 
 T = TypeVar("T")
+Query = dict[str, str] | list[tuple[str, str]] | None
 
 CONNECT_TIMEOUT_S = 10.0
 RECONNECT_FOR_S = 60.0  # how long a repeatable request looks for a node that went away
@@ -94,7 +95,7 @@ class Transport:
         *,
         body: Any = ...,
         repeatable: bool = ...,
-        params: dict[str, str] | None = ...,
+        params: Query = ...,
     ) -> T: ...
     @overload
     async def call(
@@ -105,7 +106,7 @@ class Transport:
         *,
         body: Any = ...,
         repeatable: bool = ...,
-        params: dict[str, str] | None = ...,
+        params: Query = ...,
     ) -> None: ...
     async def call(
         self,
@@ -115,7 +116,7 @@ class Transport:
         *,
         body: Any = None,
         repeatable: bool = False,
-        params: dict[str, str] | None = None,
+        params: Query = None,
     ) -> T | None:
         """Makes a request and returns the decoded answer; raises the error that the node named.
 
@@ -137,7 +138,7 @@ class Transport:
         method: str,
         path: str,
         data: bytes | None,
-        params: dict[str, str] | None,
+        params: Query,
         *,
         repeatable: bool,
     ) -> bytes:
@@ -169,7 +170,7 @@ class Transport:
         path: str,
         chunks: AsyncIterable[bytes],
         answer: type[T],
-        params: dict[str, str] | None = None,
+        params: Query = None,
     ) -> T:
         """Sends a body piece by piece and returns the decoded answer."""
         try:
@@ -188,7 +189,7 @@ class Transport:
             raise Unavailable(f"the transfer to {self.where} broke off: {error}") from error
 
     async def receive(
-        self, method: str, path: str, *, params: dict[str, str] | None = None, body: Any = None
+        self, method: str, path: str, *, params: Query = None, body: Any = None
     ) -> AsyncIterator[bytes]:
         """Yields an answer's body piece by piece; a body that breaks off raises Unavailable."""
         data = None if body is None else _encode(body)
@@ -207,9 +208,7 @@ class Transport:
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the transfer from {self.where} broke off: {error}") from error
 
-    async def socket(
-        self, path: str, params: dict[str, str] | None = None
-    ) -> aiohttp.ClientWebSocketResponse:
+    async def socket(self, path: str, params: Query = None) -> aiohttp.ClientWebSocketResponse:
         """Opens a WebSocket; messages on it are msgpack."""
         try:
             return await self.session().ws_connect(

@@ -106,3 +106,10 @@ async def test_a_reader_that_stops_early_ends_the_packing_thread(tmp_path: Path)
 async def test_packing_what_is_no_directory_is_the_callers_fault(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="not a directory"):
         await anext(pack_tree(tmp_path / "missing"))
+
+
+async def test_a_prefix_places_the_tree_with_its_parents(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x")
+    packed = b"".join([chunk async for chunk in pack_tree(tmp_path, prefix="/opt/tool")])
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        assert [member.name for member in tar] == ["opt", "opt/tool", "opt/tool/f"]
