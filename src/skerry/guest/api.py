@@ -69,11 +69,13 @@ class LiveOperation(msgspec.Struct, frozen=True):
 
 
 class OutputSink(Protocol):
-    """Records output. Bytes arrive in order per stream, without gaps or repeats.
+    """Records output. Bytes arrive in order per stream and without gaps.
 
-    `write` returns True once the bytes are safe against the loss of this process, or False if it
-    only holds them in memory; credit beyond the window is granted for safe bytes only, through
-    `safe_offset`. A sink that wants back-pressure awaits in `drain`.
+    After an attach below what a sink has, bytes come again, and the sink drops them.
+    Credit beyond the first window is granted for safe bytes only, those that need not be sent again
+    after a crash of this process: `safe_offset` must be up to date when `drain` returns. A sink that
+    dies with this process calls all bytes safe. A sink that wants back-pressure awaits in `drain`.
+    What these methods raise as SkerryError ends the operation, and `Running.wait` raises it.
     """
 
     def write(self, stream: Stream, offset: int, data: bytes) -> None:
