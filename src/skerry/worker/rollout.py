@@ -149,9 +149,11 @@ class Rollouts:
         """Lets the policy act. Its own failures are graded, not raised; platform errors are raised."""
         limit = plan.environment.task.limits.act_timeout_s
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(limit) as scope:
                 await plan.policy.act(session, plan.variant)
         except TimeoutError:
+            if not scope.expired():
+                raise
             session.record(
                 {"action": "stop", "message": f"the policy took longer than {limit:g} s"}
             )

@@ -62,7 +62,11 @@ def deleted(path: str) -> Change:
 
 
 def _change(path: str, kind: ChangeKind, more: dict[str, object]) -> Change:
-    values: dict[str, object] = {"type": FileType.FILE, "mode": 0o644, "digest": "sha256:" + "2" * 64}
+    values: dict[str, object] = {
+        "type": FileType.FILE,
+        "mode": 0o644,
+        "digest": "sha256:" + "2" * 64,
+    }
     return Change(path, kind, **(values | more))  # type: ignore[arg-type]
 
 

@@ -81,7 +81,10 @@ HOSTILE = {
     "sh deleted": (deleted("/usr/bin/sh"), "shadowed_interpreter"),
     "env in the home": (added("/root/.local/bin/env"), "shadowed_interpreter"),
     "other program changed": (modified("/usr/bin/id"), "changed_program"),
-    "bin replaced": (link("/usr/local/bin", "/tmp/bin", ChangeKind.MODIFIED), "shadowed_interpreter"),
+    "bin replaced": (
+        link("/usr/local/bin", "/tmp/bin", ChangeKind.MODIFIED),
+        "shadowed_interpreter",
+    ),
     "stdlib changed": (modified("/usr/lib/python3.11/unittest/case.py"), "changed_library"),
     "stdlib added to": (added("/usr/lib/python3.11/json/tool2.py"), "changed_library"),
     "pytest changed inside": (modified(f"{DIST}/_pytest/runner.py"), "changed_library"),

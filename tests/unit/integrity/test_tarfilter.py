@@ -154,7 +154,9 @@ def test_names_that_are_no_text_survive() -> None:
 
 def test_more_bytes_than_allowed_are_refused() -> None:
     with pytest.raises(SandboxFailed, match="too large"):
-        sift(archive(member("testbed/a", b"x" * 2000)), [file("/testbed/a", b"x" * 2000)], limit=1999)
+        sift(
+            archive(member("testbed/a", b"x" * 2000)), [file("/testbed/a", b"x" * 2000)], limit=1999
+        )
 
 
 def test_an_archive_that_breaks_off_is_refused() -> None:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_client import task
+from job_world import task
 
 from skerry.errors import InvalidRequest, StorageFailed, Unavailable
 from skerry.worker.downloads import UIDS, Downloads, Wanted, free_uid, wanted_of

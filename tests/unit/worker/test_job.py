@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_client import (
+from job_world import (
     BUG,
     CORE,
     GOOD,
@@ -39,9 +39,7 @@ from skerry.worker.job import run_job
 from skerry.worker.policies import policy_named
 
 
-async def job(
-    client: FakeClient, top: Path, *policies: str, n: int = 1, **more: Any
-) -> JobSummary:
+async def job(client: FakeClient, top: Path, *policies: str, n: int = 1, **more: Any) -> JobSummary:
     return await run_job(
         client,
         [task(top)],
@@ -120,7 +118,9 @@ async def test_a_platform_fault_is_never_a_reward(
     record = await one(client, tmp_path)
     assert (record.verdict, record.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
     assert len(record.attempts) == 3
-    assert {attempt.stage for attempt in record.attempts} == {"act" if role == "agent" else "verify"}
+    assert {attempt.stage for attempt in record.attempts} == {
+        "act" if role == "agent" else "verify"
+    }
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -251,7 +251,7 @@ async def test_a_cancelled_job_leaves_no_sandbox_and_a_record_of_each_rollout(
 ) -> None:
     client.hang = True
     running = asyncio.create_task(job(client, tmp_path, "noop", n=5, concurrency=2))
-    while sum(bool(sandbox.commands) for sandbox in client.made) < 2:
+    while sum(bool(sandbox.commands) for sandbox in client.made) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -116,10 +116,15 @@ async def plant_conftest(session: Session) -> None:
 
 
 async def plant_sitecustomize(session: Session) -> None:
-    """Puts code where Python runs it at every start, below the workdir."""
-    root = session.task.tests.import_roots[0]
-    path = posixpath.normpath(posixpath.join(session.task.workdir, root, "sitecustomize.py"))
-    await session.write(path, LATE.encode())
+    """Puts code where Python runs it at every start: on its path, or in the user's own library."""
+    root = session.task.tests.env.get("PYTHONPATH", "").partition(":")[0]
+    if root:
+        folder, name = posixpath.join(session.task.workdir, root), "sitecustomize.py"
+    else:
+        asked = "import site; print(site.getusersitepackages())"
+        folder = (await session.run([session.task.tests.interpreter, "-c", asked])).text.strip()
+        name = "usercustomize.py"
+    await session.write(posixpath.normpath(posixpath.join(folder, name)), LATE.encode())
 
 
 async def plant_pth(session: Session) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import shlex
+from collections.abc import AsyncIterator
 
 import msgspec
 
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, Unavailable
 from skerry.worker.inside import program
 from skerry.worker.policies.endpoint import Endpoint, recorder
 from skerry.worker.session import Session
 
 PORT = 4321  # inside, on loopback
+OPEN_WITHIN_S = 30.0
 SCAFFOLD = "/opt/skerry-agent/agent.py"
 SYSTEM = (
     "You are a software engineer. You work in a sandbox without network through the bash tool; "
@@ -30,6 +34,17 @@ anything. The tests that are there run with: {command}
 """
 
 
+@contextlib.asynccontextmanager
+async def _open(session: Session, target_port: int) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(OPEN_WITHIN_S):
+                await stack.enter_async_context(session.forward(PORT, "127.0.0.1", target_port))
+        except (TimeoutError, ConnectionError) as error:
+            raise Unavailable(f"the port {PORT} inside: {error or 'no answer'}") from error
+        yield
+
+
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one rollout, and what is sent with each request."""
 
@@ -38,6 +53,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     command_timeout_s: float = 60.0
     request_timeout_s: float = 300.0
     output_limit: int = 16_000
+    retry_pause_s: float = 1.0  # before the model's server is asked again; doubled then
     request_options: dict[str, object] = {}
 
 
@@ -70,12 +86,10 @@ class Model:
             recorder(session.record, session.output),
             requests_max=options.turns + 1,
             timeout_s=options.request_timeout_s,
+            retry_pause_s=options.retry_pause_s,
         )
         await session.write(SCAFFOLD, program("agent").encode())
-        async with (
-            endpoint.serve(),
-            session.forward(PORT, "127.0.0.1", endpoint.port),
-        ):
+        async with endpoint.serve(), _open(session, endpoint.port):
             await session.run(
                 [session.task.tests.interpreter, "-I", SCAFFOLD],
                 stdin=json.dumps(self._settings(session, endpoint)).encode(),
