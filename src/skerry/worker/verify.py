@@ -176,6 +176,7 @@ async def _run_tests(
         "import_roots": task.tests.import_roots,
         "plugins": task.tests.plugins,
         "fail_to_pass": task.tests.fail_to_pass,
+        "test_paths": task.test_paths,
         "timeout_s": task.tests.timeout_s,
         "user": task.tests.user,
         "sentinels": guards.sentinels,

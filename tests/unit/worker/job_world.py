@@ -87,7 +87,7 @@ class FakeSandbox:
         env: dict[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes | str | None = None,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as the protocol has it
         output_limit: int = 0,
     ) -> RunResult:
         self.may("run")

@@ -105,6 +105,9 @@ class Collector:
         self._extra = {os.path.basename(path) for path in config["extra"]}
         self._fingerprint = fingerprint
         self._broken: set[str] = set()
+        self._raised: set[tuple[str, str]] = set()
+        self._workdir = config["workdir"] + "/"
+        self._tests = tuple(self._workdir + path for path in config["test_paths"])
 
     def suspect(self, text: str) -> None:
         """Notes a sign of forgery."""
@@ -134,17 +137,34 @@ class Collector:
             return
         elif report.skipped:
             self.outcomes[name] = "xfailed" if hasattr(report, "wasxfail") else "skipped"
+        elif (name, report.when) in self._raised:
+            self.suspect("an exception is reported as a pass")
         elif report.when == "call":
             self.outcomes[name] = "xpassed" if hasattr(report, "wasxfail") else "passed"
 
     def compare(self, item: Any, call: Any, report: Any) -> None:
-        """Notes a report that hides an exception."""
+        """Notes a report that hides an exception, here or on its way from here to `note`."""
         if self._fingerprint is None:
             return
         if item.nodeid in self._watched:
             self.check()
-        if call.excinfo is not None and report.passed and not hasattr(report, "wasxfail"):
-            self.suspect(f"{item.nodeid}: an exception is reported as a pass")
+            self.check_plugins(item.config.pluginmanager.get_plugins())
+        if call.excinfo is not None:
+            self._raised.add((item.nodeid, call.when))
+            if report.passed and not hasattr(report, "wasxfail"):
+                self.suspect("an exception is reported as a pass")
+
+    def check_plugins(self, plugins: Any) -> None:
+        """Notes it if the code under test made itself a part of pytest."""
+        for plugin in plugins:
+            if isinstance(plugin, types.ModuleType):
+                module = plugin
+            else:
+                module = sys.modules.get(type(plugin).__module__)
+            path = os.path.abspath(getattr(module, "__file__", None) or "/")
+            own = any(path == test or path.startswith(test + "/") for test in self._tests)
+            if path.startswith(self._workdir) and not own:
+                self.suspect(f"{path} registered itself as a plugin of pytest")
 
 
 def plugin_of(collector: Collector) -> Any:

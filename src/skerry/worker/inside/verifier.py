@@ -141,10 +141,8 @@ def start_child(config: dict[str, Any], sentinels: Sentinels, token: str) -> tup
     )
     os.close(output_w)
     os.close(PIPE_NUMBER)
-    told = {
-        key: config[key] for key in ("args", "import_roots", "plugins", "fail_to_pass", "guard")
-    }
-    told |= {"workdir": config["workdir"], "token": token, "channel": PIPE_NUMBER}
+    keys = ("args", "import_roots", "plugins", "guard", "workdir", "test_paths")
+    told = {key: config[key] for key in keys} | {"token": token, "channel": PIPE_NUMBER}
     told["extra"] = sentinels.files
     told["watched"] = [*config["fail_to_pass"], *sentinels.expected]
     with contextlib.suppress(BrokenPipeError):
