@@ -28,8 +28,10 @@ class LiveNode:
 
     alive: ClassVar[list[LiveNode]] = []  # the others are no business of a census
 
-    def __init__(self, store: str | None = None, *, options: str = "", program=()) -> None:
-        self.state = tempfile.mkdtemp(prefix="skerry-state-", dir="/var/tmp")
+    def __init__(
+        self, store: str | None = None, *, options: str = "", program=(), below: str = "/var/tmp"
+    ) -> None:
+        self.state = tempfile.mkdtemp(prefix="skerry-state-", dir=below)
         self.run = tempfile.mkdtemp(prefix="skerry-", dir="/run")
         self.store = store or f"{self.state}/store"
         self._config = Path(self.state, "node.toml")
