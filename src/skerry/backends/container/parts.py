@@ -12,7 +12,7 @@ import msgspec
 from skerry.backends.container.cores import Cores
 from skerry.backends.container.layers import LayerMounts
 from skerry.backends.container.remains import Remains, boot_id
-from skerry.backends.container.slots import Slot, SlotPool
+from skerry.backends.container.slots import Slot, SlotPool, idle_max_of
 from skerry.backends.shared.cgroup import Counters, Layout, groups_of
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.backends.shared.launcher_process import LauncherProcess
@@ -42,7 +42,8 @@ class Parts:
     def __init__(self, places: Places, layout: Layout, log: logging.Logger) -> None:
         self.places, self.log = places, log
         self.groups = groups_of(layout, places.node)
-        self.slots = SlotPool(self.groups, self.ask_raw, log)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self.slots = SlotPool(self.groups, self.ask_raw, log, idle_max=idle_max_of(memory))
         self.layers = LayerMounts(self.ask_raw, log)
         self.remains = Remains(self.groups, places.run_dir, self.ask_raw, log)
         self.cores = Cores()

@@ -25,8 +25,11 @@ SLOTS_MAX = 20_000
 UID_BASE_FIRST = 1 << 20
 IDS_PER_SLOT = 65_536
 OWNER_UID_FIRST = 3_000_000_000
-IDLE_MIN = 8
-IDLE_MAX = 256
+IDLE_MIN = 64
+# An idle slot pins about 320 KiB of kernel memory, most of it the network namespace.
+IDLE_MAX = 1024
+IDLE_BYTES = 320 << 10
+IDLE_SHARE = 0.02  # of the host's memory, at most
 RESIDUE_UNEXPLAINED_MAX = 8 << 20
 # A limit below what a group still holds would evict pages that other sandboxes share.
 RESIDUE_ROOM = 2
@@ -59,6 +62,11 @@ class Slot:
         return self.groups.agent.rpartition("/")[0]
 
 
+def idle_max_of(memory_bytes: int) -> int:
+    """Returns how many slots may idle on a host with that much memory."""
+    return max(IDLE_MIN, min(IDLE_MAX, int(memory_bytes * IDLE_SHARE) // IDLE_BYTES))
+
+
 def unexplained(counters: Counters) -> int:
     """Returns bytes that a group holds after its last process, beyond page cache."""
     return max(0, counters.memory_bytes - counters.cache_bytes)
@@ -89,8 +97,11 @@ class Window:
 class SlotPool:
     """Invariant: each number below SLOTS_MAX is free, idle, in use, reserved, or stuck."""
 
-    def __init__(self, groups: Groups, ask: Ask, log: logging.Logger) -> None:
+    def __init__(
+        self, groups: Groups, ask: Ask, log: logging.Logger, *, idle_max: int = IDLE_MAX
+    ) -> None:
         self._groups, self._ask, self._log = groups, ask, log
+        self._idle_max = idle_max
         self._idle: list[Slot] = []
         self._free: list[int] = []
         self._next = 0
@@ -122,7 +133,7 @@ class SlotPool:
     @property
     def target(self) -> int:
         """How many shall be idle: by how many the use rose in the last ten to twenty seconds."""
-        return min(IDLE_MAX, max(IDLE_MIN, self._window.rise(time.monotonic())))
+        return min(self._idle_max, max(IDLE_MIN, self._window.rise(time.monotonic())))
 
     def check_invariants(self) -> None:
         """Raises AssertionError if a number is in two places."""
@@ -146,7 +157,7 @@ class SlotPool:
         left = unexplained(after)
         if clean and left > RESIDUE_UNEXPLAINED_MAX:
             clean, why = False, f"{left >> 20} MiB of memory stayed without an explanation"
-        if clean and slot.reusable and len(self._idle) < IDLE_MAX:
+        if clean and slot.reusable and len(self._idle) < self._idle_max:
             slot.base = after
             self._idle.append(slot)
             return
