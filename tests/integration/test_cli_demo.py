@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli_node import place
+from test_cli_live import place
 
 from skerry.testing import rootfs
 

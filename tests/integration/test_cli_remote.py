@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_cli_node import place
+from test_cli_live import place
 
 from skerry.testing import rootfs
 from skerry.testing.census import Watch
