@@ -30,6 +30,7 @@ from skerry.worker.lives import together
 
 PARALLEL = 4
 TIMEOUT_S = 300.0
+SYSTEM_PYTHON = "/usr/bin/python3"
 UIDS = range(61_184, 65_520)  # systemd's range for users that exist only while a service runs
 LIMITS = (
     "--cpu=120", "--as=2147483648", f"--fsize={ARCHIVE_BYTES_MAX}", "--nproc=64", "--nofile=256",
@@ -179,7 +180,7 @@ class _Throwaway:
 
     async def _interpreter(self) -> tuple[str, Path | None]:
         # The worker's own interpreter may lie where other users cannot go (a home directory).
-        candidates = list(dict.fromkeys((sys.executable, "/usr/bin/python3")))
+        candidates = list(dict.fromkeys((sys.executable, SYSTEM_PYTHON)))
         usable = None
         for python in candidates:
             code, words = await self._call([python, "-I", "-c", "import pip; print('pip')"])
