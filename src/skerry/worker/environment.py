@@ -77,6 +77,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     digests: tuple[str, ...]  # of image and layers: agent and verifier share them
     rules: Rules
     patch: bytes
+    files: frozenset[str]  # regular files of the untouched workdir
 
     @property
     def verify_layers(self) -> tuple[str, ...]:
@@ -128,6 +129,7 @@ class Builder:
             digests=tuple(name.rpartition("@")[2] for name in (image, *ordered)),
             rules=rules_of(task, installed_modules=installed, pristine=pristine_digests(task, bug)),
             patch=gold_patch(task, bug, fix),
+            files=frozenset(f"{task.workdir}/{path}" for path in bug),
         )
 
     def _sources(self, task: TaskSpec) -> tuple[dict[str, bytes], dict[str, bytes]]:

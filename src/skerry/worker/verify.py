@@ -139,16 +139,23 @@ async def _apply(sandbox: Sandbox, environment: Environment, submission: Submiss
     for name in ("verifier", "collect"):
         await sandbox.files.write(f"{PROGRAMS}/{name}.py", program(name), mode=0o444)
     kept = submission.audit.kept
+    # A file takes another one's place by itself; where the kind changes, room is made first.
     replaced = [
         change.path
         for change in kept
-        if change.kind is ChangeKind.MODIFIED and change.type is not FileType.DIRECTORY
+        if change.kind is ChangeKind.MODIFIED
+        and change.type is not FileType.DIRECTORY
+        and change.path not in environment.files
     ]
     order = {
         "mode": "clear",
         "workdir": task.workdir,
         "remove": [*submission.audit.deleted, *replaced],
-        "directories": [one.path for one in kept if one.type is FileType.DIRECTORY],
+        "directories": [
+            change.path
+            for change in kept
+            if change.type is FileType.DIRECTORY and change.path in environment.files
+        ],
     }
     if order["remove"] or order["directories"]:
         result = await _runner(sandbox, task.tests.interpreter, order, RUNNER_MARGIN_S)

@@ -160,7 +160,7 @@ class Collector:
             if isinstance(plugin, types.ModuleType):
                 module = plugin
             else:
-                module = sys.modules.get(type(plugin).__module__)
+                module = sys.modules.get(type(plugin).__module__, types)
             path = os.path.abspath(getattr(module, "__file__", None) or "/")
             own = any(path == test or path.startswith(test + "/") for test in self._tests)
             if path.startswith(self._workdir) and not own:
