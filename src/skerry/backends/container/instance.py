@@ -201,9 +201,9 @@ class ContainerInstance:
     async def _frozen(self) -> AsyncIterator[float]:
         async with self._freeze:
             begin = time.monotonic()
-            if not self.paused:
-                await self._parts.ask(plan.Freeze(self.id))
             try:
+                if not self.paused:
+                    await self._parts.ask(plan.Freeze(self.id))
                 yield begin
             finally:
                 if not self.paused and self.alive:

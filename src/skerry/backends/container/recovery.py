@@ -44,6 +44,7 @@ async def recover(parts: Parts, record: Record) -> ContainerInstance | None:
     slot = parts.slots.reserve(facts.slot)
     slot.limits, slot.base = facts.limits, facts.base
     instance = ContainerInstance(parts, facts, slot)
+    instance.paused = True  # perhaps: no record says so, and only a thaw makes sure
     parts.instances[instance.id] = instance
     await parts.layers.acquire(facts.layers)
     parts.cores.retake(facts.cores)

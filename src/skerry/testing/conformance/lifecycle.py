@@ -120,6 +120,30 @@ class LifecycleConformance(Conformance):
         finally:
             await second.close(keep_instances=False)
 
+    async def test_instance_that_was_paused_when_the_node_ended_goes_on_by_resume(
+        self, backend: Backend, rootfs: RootfsPlan
+    ) -> None:
+        box = Box(await backend.create(self.request_for(rootfs)))
+        if not isinstance(box.instance, Pausable):
+            pytest.skip("this backend cannot pause")
+        await box.connect()
+        await box.instance.pause()
+        record = box.instance.record()
+        await box.disconnect()
+        await backend.close(keep_instances=True)
+        second = await self.restart(backend)
+        try:
+            found = await second.recover(record)
+            assert isinstance(found, Pausable)
+            await found.resume()
+            again = Box(found)
+            await again.connect()
+            assert (await again.sh("echo on")).text == "on"
+            await again.disconnect()
+            await found.destroy()
+        finally:
+            await second.close(keep_instances=False)
+
     async def test_record_of_a_dead_instance_recovers_nothing(
         self, backend: Backend, rootfs: RootfsPlan
     ) -> None:
