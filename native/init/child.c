@@ -259,7 +259,8 @@ void child_run(const struct launch *l)
 	nofile_set();
 	if (l->pty)
 		terminal_open(l);
-	if (chdir(*cwd ? cwd : "/"))
+	/* Without a wish, the user's home; it may be missing or closed to the user. */
+	if (*cwd ? chdir(cwd) : chdir(who.home) && chdir("/"))
 		child_fail(l->status, STEP_CWD, errno);
 	stdio_set(l);
 	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);

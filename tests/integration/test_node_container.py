@@ -288,7 +288,7 @@ async def test_port_inside_is_forwarded_to_the_client(daemon: Daemon) -> None:
         sid = await create(client)
         async with client.ws_connect(f"/v1/sandboxes/{sid}/forward") as socket:
             await socket.send_str('{"port": 9000}')
-            await asyncio.sleep(0.3)
+            assert json.loads((await socket.receive(timeout=20)).data) == {"conn": 0}  # it is open
             runs = [asyncio.create_task(sh(client, sid, talk)) for _ in range(3)]
             served = 0
             while served < 3:

@@ -116,7 +116,7 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
         ("digests", ", ".join(info.digests)),
         ("limits", limits),
         ("network", ", ".join(spec.network) or "loopback only"),
-        ("user, directory", f"{spec.user}, {spec.workdir}"),
+        ("user, directory", f"{spec.user}, {spec.workdir or 'its home'}"),
         ("created", f"{age(now - info.created)} ago"),
         ("last activity", f"{age(now - info.last_activity)} ago"),
         ("running commands", info.running_commands),

@@ -35,7 +35,9 @@ def check(spec: CommandSpec, sandbox: SandboxSpec) -> None:
     total = sum(len(word.encode()) + _FIELD for word in spec.argv or (BASH, "-c", spec.shell or ""))
     for name, value in (sandbox.env | spec.env).items():
         total += len(name.encode()) + len(value.encode()) + 1 + _FIELD
-    total += len((spec.cwd or sandbox.workdir).encode()) + len((spec.user or sandbox.user).encode())
+    total += len((spec.cwd or sandbox.workdir or "").encode()) + len(
+        (spec.user or sandbox.user).encode()
+    )
     if total > START_BYTES_MAX:
         raise InvalidRequest(
             f"argv and env: {total} bytes together, at most {START_BYTES_MAX}: "
@@ -89,7 +91,7 @@ def operation(
         op_id=op,
         argv=tuple(map(os.fsencode, argv)),
         env=tuple(os.fsencode(f"{name}={value}") for name, value in env.items()),
-        cwd=os.fsencode(spec.cwd or sandbox.workdir),
+        cwd=os.fsencode(cwd) if (cwd := spec.cwd or sandbox.workdir) else None,
         user=os.fsencode(spec.user or sandbox.user),
         timeout_ms=0 if spec.timeout_s is None else max(1, round(spec.timeout_s * 1000)),
         stdin=spec.interactive or spec.stdin is not None,
@@ -118,7 +120,7 @@ def start_error(
             else (f"user: {reason}: {user}")
         )
     if step == "cwd":
-        return f"cwd: {reason}: {spec.cwd or sandbox.workdir}"
+        return f"cwd: {reason}: {spec.cwd or sandbox.workdir or '/'}"
     if step == "exec":
         return f"exec: {reason}: {spec.argv[0] if spec.argv else shell}"
     return f"{step}: {reason}"

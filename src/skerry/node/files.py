@@ -115,13 +115,13 @@ class Files:
             raise InvalidRequest("user is empty, too long or holds a NUL")
         link = await self._lives.ensure_running(sandbox)
         client = await link.ready()
+        absolute = all(path.startswith("/") for path in paths)
+        place = "/" if absolute else sandbox.spec.workdir
         return GuestFiles(
             client,
             lambda: (self._handles.new(sandbox), secrets.token_bytes(16)),
             user=os.fsencode(user or sandbox.spec.user),
-            cwd=os.fsencode(
-                "/" if all(path.startswith("/") for path in paths) else sandbox.spec.workdir
-            ),
+            cwd=os.fsencode(place) if place else None,
         )
 
 

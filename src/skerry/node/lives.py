@@ -16,6 +16,7 @@ from skerry.errors import (
     OutcomeUnknown,
     SandboxFailed,
     SkerryError,
+    StorageFailed,
 )
 from skerry.lifecycle import table
 from skerry.lifecycle.table import Command, Event
@@ -298,7 +299,12 @@ class Lives:
     async def _destroy(self, sandbox: Sandbox) -> Event:
         """Returns when nothing of the instance is left; tried again later if the backend fails."""
         state = State.FAILED if sandbox.state is State.FAILED else State.STOPPED
-        self._ledger.append(sandbox.id, ledger.Ending(state, sandbox.reason, sandbox.deleting))
+        try:
+            self._ledger.append(sandbox.id, ledger.Ending(state, sandbox.reason, sandbox.deleting))
+        except StorageFailed as error:
+            # Freeing does not wait for a disk that it may free. A node that is killed now comes
+            # back with a failed sandbox in place of this one.
+            log.warning("the end of %s is not on record: %s", sandbox.id, error)
         for timer in sandbox.timers:
             timer.cancel()
         sandbox.timers.clear()
@@ -352,18 +358,25 @@ class Lives:
         sandbox.ops.clear()
         self._sandboxes.remove(sandbox)
         self._owners.remove(sandbox)
-        self._ledger.forget(sandbox.id)
         sandbox.gone = True
         sandbox.wake()
+        self._forget_record(sandbox.id)
+
+    def _forget_record(self, sandbox_id: str) -> None:
+        try:
+            self._ledger.forget(sandbox_id)
+        except StorageFailed as error:
+            log.warning("the journal keeps %s for now: %s", sandbox_id, error)
+            self._timers.after(RETRY_DESTROY_S[-1], lambda: self._forget_record(sandbox_id))
 
 
 def _check(spec: SandboxSpec) -> None:
     """Raises InvalidRequest unless the whole spec can be carried out."""
     spec.check()
-    for what, value in (("user", spec.user), ("workdir", spec.workdir)):
+    for what, value in (("user", spec.user), ("workdir", spec.workdir or "/")):
         if not value or "\x00" in value or len(value.encode()) > limits.PATH_BYTES_MAX:
             raise InvalidRequest(f"{what} is empty, too long or holds a NUL")
-    if not spec.workdir.startswith("/"):
+    if spec.workdir is not None and not spec.workdir.startswith("/"):
         raise InvalidRequest(f"workdir: {spec.workdir[:80]!r} is not absolute")
     if any("\x00" in text for pair in spec.labels.items() for text in pair):
         raise InvalidRequest("labels: a NUL in a name or a value")

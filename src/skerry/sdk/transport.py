@@ -120,7 +120,8 @@ class Transport:
     ) -> T | None:
         """Makes a request and returns the decoded answer; raises the error that the node named.
 
-        With `repeatable` a lost connection is followed by the same request again, for a minute.
+        With `repeatable` a lost connection, or the answer of a node that is ending, is followed by
+        the same request again, for a minute.
         """
         data = None if body is None else _encode(body)
         raw = await self._exchange(method, path, data, params, repeatable=repeatable)
@@ -158,6 +159,11 @@ class Transport:
                     if response.status >= 400:
                         raise error_of(raw, response.status, self.where)
                     return raw
+            except Unavailable as error:
+                # Said by a node that ends, or has restarted: nothing was done, or it is on record.
+                again = repeatable and "retry_after_s" in error.fields
+                if not again or loop.time() + pause > give_up:
+                    raise
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 if not repeatable or loop.time() + pause > give_up:
                     raise Unavailable(f"cannot reach the node at {self.where}: {error}") from error

@@ -22,7 +22,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     argv: tuple[str, ...] = ()
     shell: str | None = None
     env: dict[str, str] = {}
-    cwd: str | None = None  # None: the sandbox's workdir
+    cwd: str | None = None  # None: the sandbox's workdir, else the user's home
     user: str | None = None  # None: the sandbox's user; "name", "uid" or "uid:gid"
     stdin: bytes | None = None  # None: closed
     timeout_s: float | None = None

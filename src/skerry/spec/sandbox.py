@@ -50,7 +50,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     shm_bytes: int = 64 * limits.MIB
     env: dict[str, str] = {}
     user: str = "root"  # default user of commands
-    workdir: str = "/root"  # default directory of commands
+    workdir: str | None = None  # default directory of commands; None: the home of their user
     hostname: str = "skerry"
     network: tuple[str, ...] = ()  # empty: loopback only
     idle_timeout_s: float | None = None

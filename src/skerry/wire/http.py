@@ -190,7 +190,10 @@ class ClientEvent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 class ForwardOpen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Listen on this port inside (127.0.0.1 and ::1); 0 is refused."""
+    """Listen on this port inside (127.0.0.1 and ::1); 0 is refused.
+
+    The node answers with an empty ForwardFrame of connection 0 once the port is open.
+    """
 
     port: int
 

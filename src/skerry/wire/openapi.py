@@ -151,7 +151,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         "GET",
         f"{_BASE}/forward",
-        "Connections to a port inside. First message: ForwardOpen; then frames both ways.",
+        "Connections to a port inside. First message: ForwardOpen, answered by an empty frame "
+        "once it is open; then frames both ways.",
         socket=(ForwardOpen, ForwardFrame),
     ),
     Route(

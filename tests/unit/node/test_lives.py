@@ -6,8 +6,8 @@ import asyncio
 import time
 
 import pytest
+from node_stand import settle
 
-from conftest import settle
 from skerry.errors import Conflict, Overloaded, SandboxFailed, Unavailable
 from skerry.guest.client import GuestClient
 from skerry.lifecycle.table import Event

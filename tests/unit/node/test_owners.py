@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from node_stand import settle
 
-from conftest import settle
 from skerry.errors import Conflict, InvalidRequest, Overloaded
 from skerry.node.owners import Exit
 from skerry.node.timers import Timers

@@ -6,8 +6,8 @@ import asyncio
 import os
 
 import pytest
+from node_stand import Api, Stand, settle
 
-from conftest import Api, Stand, settle
 from skerry.backends.api import Exit
 from skerry.errors import OutcomeUnknown, SandboxFailed, SkerryError, StorageFailed
 from skerry.lifecycle.table import Event

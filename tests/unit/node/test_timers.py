@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from node_stand import settle
 
-from conftest import settle
 from skerry.errors import InvalidRequest
 from skerry.node.admission import Admission
 from skerry.node.config import Limits, NodeConfig, tcp_address

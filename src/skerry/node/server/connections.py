@@ -7,7 +7,7 @@ import asyncio
 from skerry.node.node import Node
 from skerry.node.server.bodies import CLIENT_EVENT, FORWARD_FRAME, FORWARD_OPEN
 from skerry.node.server.sockets import Socket
-from skerry.wire.http import OwnerWelcome
+from skerry.wire.http import ForwardFrame, OwnerWelcome
 
 
 async def owner(node: Node, socket: Socket) -> None:
@@ -32,6 +32,7 @@ async def forward(node: Node, socket: Socket) -> None:
     if first is None:
         return
     async with node.forwarder.open(sandbox, first.port, socket.send) as forwarded:
+        await socket.send(ForwardFrame(0))
 
         async def read() -> None:
             while (frame := await socket.receive(FORWARD_FRAME)) is not None:

@@ -134,9 +134,10 @@ class LifecycleConformance(Conformance):
         second = await self.restart(backend)
         try:
             found = await second.recover(record)
-            assert isinstance(found, Pausable)
-            await found.resume()
+            assert found is not None
             again = Box(found)
+            assert isinstance(again.instance, Pausable)
+            await again.instance.resume()
             await again.connect()
             assert (await again.sh("echo on")).text == "on"
             await again.disconnect()
