@@ -152,3 +152,26 @@ async def test_launcher_that_stays_away_is_given_up(fake, tmp_path, monkeypatch)
 def test_missing_binary_says_what_to_run():
     with pytest.raises(Unavailable, match="make -C native"):
         binaries.find("skerry-nonexistent")
+
+
+async def test_restore_that_fails_by_an_error_of_the_host_is_tried_again(
+    fake, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("skerry.backends.shared.launcher_process.RESTART_PAUSE_S", 0.0)
+    keeper = process(tmp_path, [])
+    await keeper.open()
+    first = await keeper.get()
+    errors = [OSError(28, "No space left on device")]
+    restore = keeper._restore
+
+    async def failing(launcher, status):
+        if errors:
+            raise errors.pop()
+        await restore(launcher, status)
+
+    keeper._restore = failing
+    fake.drop()
+    await first.lost.wait()
+    async with asyncio.timeout(5):
+        assert await keeper.get() is not first
+    await keeper.close(stop=False)

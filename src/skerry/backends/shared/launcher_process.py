@@ -176,7 +176,7 @@ class LauncherProcess:
                     await self._attach()
                     failures = 0
                     break
-                except SkerryError as error:
+                except (SkerryError, OSError, subprocess.SubprocessError) as error:
                     failures += 1
                     self._log.error("restart %d of the launcher failed: %s", failures, error)
                     await asyncio.sleep(RESTART_PAUSE_S * failures)
