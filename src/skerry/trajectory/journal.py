@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from skerry.errors import InvalidRequest, NotFound, StorageFailed
+from skerry.errors import Bug, InvalidRequest, NotFound, StorageFailed
 from skerry.trajectory.segment import (
     FORGOTTEN,
     HEADER_BYTES,
@@ -255,13 +255,14 @@ class Journal:
     def _carry(self) -> None:
         """Writes the living records in the next bytes of the oldest segment again.
 
-        Failing is no failure of the append that it was called from: it is tried again.
+        Failing is no failure of the append that it was called from: it is tried again, and given
+        up until the next segment if a record cannot be read any more.
         """
         oldest = next(iter(self._segments.values()))
         if oldest is self._newest:
             self._carrying = False
             return
-        with contextlib.suppress(StorageFailed):
+        try:
             stop = min(oldest.end, oldest.carried + CARRY_BYTES)
             while oldest.live and oldest.carried < stop:
                 found = self._next_living(oldest)
@@ -270,6 +271,10 @@ class Journal:
                 self._move(oldest, found)
             if oldest.live == 0:
                 self._shrink()
+        except StorageFailed:
+            return
+        except Bug:
+            self._carrying = False
 
     def _next_living(self, segment: Segment) -> Found | None:
         """Returns the first living record at or behind `carried`, which is moved up to it."""

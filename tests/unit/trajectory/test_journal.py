@@ -381,3 +381,17 @@ def test_sync_flushes_every_segment_once(opener, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(5, "I/O")))
     with pytest.raises(StorageFailed, match="sync"):
         journal.sync()
+
+
+def test_record_that_rots_while_the_journal_is_open_stops_no_append(opener, directory):
+    journal = opener()
+    for i in range(20):
+        journal.append("old", "k", f"{i}" * 30)
+    place = journal._chains["old"].places[10] & 0xFFFFFFFF
+    with open(segment_path(directory, 1), "r+b") as file:
+        file.seek(place)
+        file.write(b"\xff" * 12)
+    for i in range(400):
+        journal.append(f"s{i}", "k", "x" * 100)
+        journal.forget(f"s{i}")
+    assert journal.read(Position("old", 5)).data == "4" * 30
