@@ -13,7 +13,7 @@ import os
 from collections import deque
 from typing import Final, Self
 
-from skerry.errors import Bug, InvalidRequest
+from skerry.errors import Bug, InvalidRequest, Unavailable
 from skerry.guest.api import Stream
 from skerry.guest.spool import HeadTail, SpoolFile, split_limit
 from skerry.wire.frames import WINDOW
@@ -30,13 +30,14 @@ class Tee:
     of each stream. `finish` ends the iteration, `close` is for a reader that goes away.
     """
 
-    __slots__ = ("_closed", "_finished", "_held", "_pieces", "_reader", "_room")
+    __slots__ = ("_closed", "_cut", "_finished", "_held", "_pieces", "_reader", "_room")
 
     def __init__(self) -> None:
         self._pieces: deque[tuple[Stream, bytes]] = deque()
         self._held = 0  # Invariant: the sum of the lengths in _pieces
         self._finished = False
         self._closed = False
+        self._cut = False
         self._reader: asyncio.Future[None] | None = None
         self._room = asyncio.Event()
         self._room.set()
@@ -64,6 +65,12 @@ class Tee:
         self._room.set()
         self._wake()
 
+    def cut_slow(self) -> None:
+        """A reader that is behind gets no more: its iteration raises Unavailable."""
+        if not self._room.is_set():
+            self._cut = True
+            self.close()
+
     async def wait_room(self) -> None:
         """Returns when the reader has caught up, or has gone away."""
         await self._room.wait()
@@ -73,6 +80,8 @@ class Tee:
 
     async def __anext__(self) -> tuple[Stream, bytes]:
         while not self._pieces:
+            if self._cut:
+                raise Unavailable("the stream was cut off: its reader was too slow for too long")
             if self._finished or self._closed:
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
@@ -209,6 +218,11 @@ class SpoolSink:
         tee.close()
         if tee in self._tees:
             self._tees.remove(tee)
+
+    def cut_slow_readers(self) -> None:
+        """Nobody's pace is the command's any more; who is behind is cut off."""
+        for tee in self._tees:
+            tee.cut_slow()
 
     def finish(self) -> None:
         """All output has come: the tees end after it."""

@@ -67,7 +67,7 @@ class Admission:
         """Raises Overloaded unless `count` more sandboxes fit now."""
         limits = self.limits
         if self.closing:
-            raise Unavailable("the node is ending")
+            raise _ending()
         if self.sandboxes + count > limits.sandboxes_max:
             raise _full("sandboxes", self.sandboxes, limits.sandboxes_max, 5.0)
         now = self._clock.monotonic()
@@ -113,18 +113,17 @@ class Admission:
                 return
         self.creating -= 1
 
-    def enter_operation(self, running_there: int) -> None:
-        """Counts one more running command in; raises Overloaded if that is too many."""
+    def check_operation(self, running_there: int) -> None:
+        """Raises Overloaded unless one more command may run now."""
         limits = self.limits
         if self.closing:
-            raise Unavailable("the node is ending")
+            raise _ending()
         if self.operations >= limits.operations_max:
             raise _full("operations", self.operations, limits.operations_max, 1.0)
         if running_there >= limits.operations_per_sandbox_max:
             raise _full(
                 "operations_per_sandbox", running_there, limits.operations_per_sandbox_max, 1.0
             )
-        self.operations += 1
 
     def _look(self) -> Overloaded | None:
         limits = self.limits
@@ -135,6 +134,10 @@ class Admission:
         if disk < limits.disk_free_min_bytes:
             return _short("disk_free", disk, limits.disk_free_min_bytes)
         return None
+
+
+def _ending() -> Unavailable:
+    return Unavailable("the node is ending: ask again", retry_after_s=0.1)
 
 
 def _full(limit: str, used: int, maximum: int, retry_after_s: float) -> Overloaded:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from skerry.errors import Bug, SkerryError
+from skerry.errors import Bug, SkerryError, StorageFailed
 from skerry.guest.api import Stream
 from skerry.node import command, ledger
 from skerry.node.operation import Op, Past
@@ -72,12 +72,15 @@ class Answers:
         result = entry.result
         if entry.spooled:
             sink = self._outputs.reopen(sandbox_id, op_id, 0)
-            for number in entry.spooled:
-                stream = Stream(number)
-                result = msgspec.structs.replace(
-                    result, **{stream.name.lower(): sink.output(stream)}
-                )
-            sink.detach()
+            try:
+                for stream in map(Stream, entry.spooled):
+                    if not sink.total(stream):
+                        raise StorageFailed(f"the {stream.name.lower()} of {op_id} is lost")
+                    result = msgspec.structs.replace(
+                        result, **{stream.name.lower(): sink.output(stream)}
+                    )
+            finally:
+                sink.detach()
         return result
 
     def _forget_oldest(self, sandbox: Sandbox) -> None:

@@ -53,6 +53,7 @@ class Execution:
         """Counts the operation as under way; that is activity."""
         sandbox.ops[op.id] = op
         sandbox.running += 1
+        self._admission.operations += 1
         sandbox.touch(self._clock.wall(), self._clock.monotonic())
 
     async def drive(self, sandbox: Sandbox, op: Op, link: Link) -> RunResult | SkerryError:
@@ -161,6 +162,8 @@ class Execution:
                     op.sink.safe_offset(Stream.STDERR),
                     resume=op.running,
                 )
+                if op.overdue is None:  # an earlier process of the node has set it, in vain
+                    self._watch(sandbox, op)
             else:
                 running = client.start(
                     command.operation(
@@ -176,7 +179,8 @@ class Execution:
             op.not_running()  # START was lost on its way: it has not run
             if op.adopted:
                 raise Unavailable(
-                    "the node restarted before the command was started: it has not run"
+                    "the node restarted before the command was started: it has not run",
+                    retry_after_s=0.1,
                 ) from None
             return None
         except SkerryError:
@@ -246,6 +250,7 @@ class Execution:
             self._lives.fail(sandbox, late, SandboxFailed(late, sandbox=sandbox.id))
 
         def ping() -> None:
+            op.sink.cut_slow_readers()  # the command is over: only they can hold its end up
             op.overdue = self._timers.after(KILL_AFTER_S - PING_AFTER_S, kill)
             if sandbox.link is not None:
                 self._tasks.spawn(sandbox.link.check())

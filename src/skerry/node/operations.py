@@ -150,21 +150,15 @@ class Operations:
         return self._begin(sandbox, op_id, spec, fingerprint), link
 
     def _begin(self, sandbox: Sandbox, op_id: str, spec: CommandSpec, fingerprint: bytes) -> Op:
-        self._admission.enter_operation(sandbox.running)
-        try:
-            handle = self._handles.new(sandbox)
-            sink = self._outputs.make(sandbox.id, op_id, spec.output_limit)
-            op = Op(
-                op_id,
-                spec,
-                fingerprint=fingerprint,
-                handle=handle,
-                started=self._clock.wall(),
-                sink=sink,
-            )
-        except BaseException:
-            self._admission.operations -= 1
-            raise
+        self._admission.check_operation(sandbox.running)
+        op = Op(
+            op_id,
+            spec,
+            fingerprint=fingerprint,
+            handle=self._handles.new(sandbox),
+            started=self._clock.wall(),
+            sink=self._outputs.make(sandbox.id, op_id, spec.output_limit),
+        )
         self._execution.enter(sandbox, op)
         return op
 

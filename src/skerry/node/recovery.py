@@ -196,7 +196,6 @@ def _lose_pending(node: Node, sandbox: Sandbox, story: Story, reason: str) -> No
     for asked in story.pending.values():
         op = _op(node, sandbox, asked)
         node.execution.enter(sandbox, op)
-        node.admission.operations += 1
         error = OutcomeUnknown(
             f"the sandbox was lost while the command ran: {reason}", sandbox=sandbox.id
         )
@@ -241,7 +240,6 @@ def _resume(
         return
     op = _op(node, sandbox, asked)
     node.execution.enter(sandbox, op)
-    node.admission.operations += 1
     node.tasks.spawn(node.execution.adopt(sandbox, op, link))
 
 

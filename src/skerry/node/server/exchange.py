@@ -56,7 +56,7 @@ class Exchange:
         self.receive = receive
         self.send = send
         self.started = False
-        self.when_cut: SkerryError = Unavailable("the node is ending: ask again")
+        self.when_cut: SkerryError = Unavailable("the node is ending: ask again", retry_after_s=0.1)
         self._params: dict[str, list[str]] | None = None
         self._packed: bool | None = None
 
