@@ -75,22 +75,59 @@ static void append(int dir, const char *name, mode_t mode)
 	close(fd);
 }
 
-/* A name that nothing else has; it is never followed, so guessing it helps nobody. */
-static int temporary_open(int dir, char name[32])
+/* The next name that nothing else should have; it is never followed, so guessing it helps nobody. */
+static void temporary_name(char name[32])
 {
 	static const char start[] = ".skerry-";
-	uint64_t value = (uint64_t)getpid() * 1000003u;
+	static uint64_t value;
 
+	value += value ? 1 : (uint64_t)getpid() * 1000003u;
 	memcpy(name, start, sizeof(start));
-	for (int i = 0; i < NAME_TRIES; i++) {
-		int fd;
+	name[sizeof(start) - 1 + number_text(name + sizeof(start) - 1, value, 8, 8)] = 0;
+}
 
-		name[sizeof(start) - 1 + number_text(name + sizeof(start) - 1, value + (uint64_t)i, 8, 8)] = 0;
+/* Without a name where the file system can: then a helper that is killed, or a full disk, leaves nothing
+ * behind. `name` is empty then. */
+static int temporary_open(int dir, char name[32])
+{
+	int fd = openat(dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+
+	name[0] = 0;
+	for (int i = 0; i < NAME_TRIES && fd < 0 && (!i || errno == EEXIST); i++) {
+		temporary_name(name);
 		fd = openat(dir, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-		if (fd >= 0 || errno != EEXIST)
-			return fd;
 	}
-	return -1;
+	return fd;
+}
+
+static int link_as(int fd, int dir, const char *name)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return linkat(AT_FDCWD, path, dir, name, AT_SYMLINK_FOLLOW);
+}
+
+/* Gives the finished file its name, in the place of what has that name now unless `exclusive`. */
+static int put_in_place(int fd, int dir, char temporary[32], const char *name, bool exclusive)
+{
+	if (!*temporary) {
+		if (!link_as(fd, dir, name))
+			return 0;
+		if (errno != EEXIST || exclusive)
+			return errno;
+		for (int i = 0; i < NAME_TRIES; i++) {
+			temporary_name(temporary);
+			if (!link_as(fd, dir, temporary))
+				break;
+			*temporary = 0;
+			if (errno != EEXIST)
+				break;
+		}
+		if (!*temporary)
+			return errno;
+	}
+	return syscall(SYS_renameat2, dir, temporary, dir, name, exclusive ? NOREPLACE : 0) ? errno : 0;
 }
 
 /* A mount on a single file cannot be replaced: its content is. */
@@ -114,7 +151,7 @@ static void copy_over(int from, int dir, const char *name)
 static void replace(int dir, const char *name, mode_t mode, bool exclusive, const struct stat *old)
 {
 	char temporary[32];
-	int fd = temporary_open(dir, temporary), error = 0;
+	int fd = temporary_open(dir, temporary), error;
 
 	if (fd < 0)
 		file_fail(errno, "create");
@@ -122,17 +159,15 @@ static void replace(int dir, const char *name, mode_t mode, bool exclusive, cons
 	/* A file that root writes for its owner stays the owner's. */
 	if (old && (old->st_uid != geteuid() || old->st_gid != getegid()))
 		(void)!fchown(fd, old->st_uid, old->st_gid);
-	if (fchmod(fd, mode))
-		error = errno;
-	if (!error && syscall(SYS_renameat2, dir, temporary, dir, name, exclusive ? NOREPLACE : 0))
-		error = errno;
+	error = fchmod(fd, mode) ? errno : put_in_place(fd, dir, temporary, name, exclusive);
 	if (error == EBUSY && !exclusive) {
 		copy_over(fd, dir, name);
-		unlinkat(dir, temporary, 0);
 		error = 0;
+		unlinkat(dir, temporary, 0);
 	}
 	if (error) {
-		unlinkat(dir, temporary, 0);
+		if (*temporary)
+			unlinkat(dir, temporary, 0);
 		file_fail(error, "rename");
 	}
 	close(fd);
