@@ -101,9 +101,10 @@ def compare(before: Census, after: Census) -> list[str]:
         "memory file": (before.memfds, after.memfds),
         "file": (before.files, after.files),
     }
-    foreign = before.foreign | after.foreign
+    # /run/skerry must not hide /run/skerry-1.
+    foreign = [re.compile(re.escape(f) + r"(?![\w.-])") for f in before.foreign | after.foreign]
     for name, (old, new) in names.items():
-        mine = (item for item in sorted(new - old) if not any(f in item for f in foreign))
+        mine = (item for item in sorted(new - old) if not any(f.search(item) for f in foreign))
         out += [f"{name} was not there before: {item}" for item in mine]
     for pid, counts in after.descriptors.items():
         for kind, count in sorted(counts.items()):

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 
+import msgspec
+
 from skerry.testing import census
 from skerry.testing.census import Process, compare, descriptors, take
 
@@ -67,3 +69,13 @@ def test_another_skerry_is_told_from_ours_by_its_arguments():
     assert strangers == {2**22 + 2}
     assert "/run/other" in prefixes
     assert census._foreign(table, ()) == (set(), set())
+
+
+def test_another_skerry_hides_only_what_lies_below_its_places():
+    before = census.take()
+    sockets = frozenset({"/run/other/node.sock", "/run/other-1/node.sock"})
+    after = msgspec.structs.replace(
+        before, sockets=before.sockets | sockets, foreign=frozenset({"/run/other"})
+    )
+    lines = census.compare(before, after)
+    assert lines == ["unix socket was not there before: /run/other-1/node.sock"]
