@@ -13,6 +13,7 @@ write another chain, unless the digest of its end was given to another party.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ class JobLog:
         self._clock = clock
         self._seq = 0
         self._prev = GENESIS
+        self._end = 0  # of the last line
         try:
             folder.mkdir(parents=True)
             (folder / "blobs").mkdir()
@@ -57,16 +59,25 @@ class JobLog:
         digest = digest_of(line)
         raw = encode_line(msgspec.structs.replace(line, sha256=digest))
         try:
-            written = self._file.write(raw)
-            if durable:
+            whole = self._file.write(raw) == len(raw)
+            if whole and durable:
                 os.fdatasync(self._file.fileno())
         except OSError as error:
+            self._cut_back()
             raise StorageFailed(f"{self.folder / FILE}: {error.strerror}") from error
-        if written != len(raw):
+        if not whole:
+            self._cut_back()
             raise StorageFailed(f"{self.folder / FILE}: the disk took only part of a line")
         self._seq += 1
         self._prev = digest
+        self._end += len(raw)
         return digest
+
+    def _cut_back(self) -> None:
+        """Removes what there is of a line that was not recorded: the next one must begin a line."""
+        with contextlib.suppress(OSError):
+            self._file.seek(self._end)
+            self._file.truncate()
 
     def rollout(self, record: RolloutRecord) -> None:
         """Writes a rollout's end."""

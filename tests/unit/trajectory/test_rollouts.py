@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.errors import Conflict, NotFound
+from skerry.errors import Conflict, NotFound, StorageFailed
 from skerry.spec.rollout import RolloutRecord
 from skerry.spec.verdict import Evidence, Outcome
 from skerry.trajectory.rollouts import FILE, INLINE_BYTES, JobLog
@@ -164,3 +164,24 @@ def test_an_unknown_job_is_not_found(tmp_path: Path, name: str) -> None:
         verify_job(tmp_path, name)
     with pytest.raises(NotFound):
         show_rollout(tmp_path, name)
+
+
+def test_line_that_did_not_fit_leaves_no_trace(tmp_path: Path, monkeypatch) -> None:
+    log = JobLog(tmp_path / JOB, lambda: 1.5)
+    log.append("job", {"job": JOB})
+    file = log._file
+
+    class Full:
+        def __getattr__(self, name: str) -> object:
+            return getattr(file, name)
+
+        def write(self, data: bytes) -> int:
+            return file.write(data[:20])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "_file", Full())
+        with pytest.raises(StorageFailed, match="part of a line"):
+            log.append("event", {"rollout": f"{JOB}-0000"})
+    log.append("end", {"rollouts": 0})
+    log.close()
+    assert verify_job(tmp_path, JOB).problems == ()
