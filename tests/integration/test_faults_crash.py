@@ -124,7 +124,7 @@ async def test_the_node_alone_dies_again_and_again(node):
 
 async def test_a_witness_outside_hears_every_step_once(node):
     """The steps leave the sandbox at once: what ran twice would be heard twice."""
-    async with Witness() as witness, node.client() as client:
+    async with asyncio.timeout(90), Witness() as witness, node.client() as client:
         sandbox = await client.sandboxes.create()
         line = """for n in $(seq 40); do
             until (echo $n >/dev/tcp/127.0.0.1/7000) 2>/dev/null; do sleep 0.02; done

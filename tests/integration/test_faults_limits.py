@@ -153,6 +153,9 @@ async def test_a_fork_bomb_is_bounded_and_destroyed_quickly(node_client, neighbo
         running = asyncio.create_task(sandbox.run(bomb, timeout=60))
         await asyncio.sleep(3)
         assert (await sandbox.usage()).pids <= 200
+        # There is no room for one more: an answer that says so, not silence.
+        refused = await sandbox.run(["true"], timeout=5)
+        assert refused.ok or refused.start_error or refused.timed_out, refused
         begin = time.monotonic()
         assert (await neighbour.run("echo alive")).stdout == b"alive\n"
         assert time.monotonic() - begin < 3
