@@ -227,7 +227,7 @@ async def test_launcher_holds_no_more_descriptors_after_many_lives(backend):
 
     fds = f"/proc/{backend.parts.process.pid}/fd"
     await lives(20)
-    while backend.parts.slots.idle < backend.parts.slots.target:
+    while backend.parts.slots.idle < backend.parts.slots.target:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     before, ours = len(os.listdir(fds)), len(os.listdir("/proc/self/fd"))
     await lives(60)

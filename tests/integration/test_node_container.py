@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,11 @@ class Daemon:
         return self.process.wait(60)
 
 
+def listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
 @pytest.fixture(scope="module")
 def store() -> Iterator[str]:
     """A layer store with base/debian:12."""
@@ -91,7 +97,9 @@ def daemon(store: str) -> Iterator[Daemon]:
     if one.process is not None and one.process.poll() is None:
         one.end(signal.SIGTERM)
     one.start(keep_on_exit=False)
-    time.sleep(1.0)
+    until = time.monotonic() + 30
+    while not listens(one.socket) and time.monotonic() < until:
+        time.sleep(0.02)
     assert one.end(signal.SIGTERM) == 0
     assert os.listdir(f"{top}/r/container") == [] or not os.path.exists(f"{top}/r/container")
     shutil.rmtree(top)
