@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 from collections.abc import Sequence
 
-from skerry.errors import InvalidRequest
-from skerry.sdk.sandbox import AsyncSandbox
+from skerry.errors import InvalidRequest, SkerryError
+from skerry.sdk.sandbox import CANCEL_WITHIN_S, AsyncSandbox
 from skerry.sdk.transport import Transport
 from skerry.spec.limits import parse_bytes
 from skerry.spec.sandbox import OnIdle, SandboxInfo, SandboxSpec
@@ -42,7 +44,10 @@ class AsyncSandboxes:
         key: str | None = None,
         detached: bool = False,
     ) -> AsyncSandbox:
-        """Returns a running sandbox. With `key`, a repeat returns the one that the first call made."""
+        """Returns a running sandbox. With `key`, a repeat returns the one that the first call made.
+
+        A call without `key` that is cancelled leaves none behind.
+        """
         spec = spec_of(
             backend,
             image=image,
@@ -64,10 +69,21 @@ class AsyncSandboxes:
             key=key or secrets.token_hex(16),
             detached=detached,
         )
-        info = await self._transport.call(
-            "POST", "/v1/sandboxes", SandboxInfo, body=spec, repeatable=True
-        )
+        try:
+            info = await self._transport.call(
+                "POST", "/v1/sandboxes", SandboxInfo, body=spec, repeatable=True
+            )
+        except asyncio.CancelledError:
+            if key is None:  # nobody could ever find it
+                await self._undo_quietly(spec)
+            raise
         return AsyncSandbox(self._transport, info)
+
+    async def _undo_quietly(self, spec: SandboxSpec) -> None:
+        with contextlib.suppress(SkerryError, TimeoutError):
+            async with asyncio.timeout(CANCEL_WITHIN_S):
+                for info in await self.list(key=spec.key):
+                    await AsyncSandbox(self._transport, info).destroy()
 
     async def create_many(
         self,

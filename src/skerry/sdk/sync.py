@@ -370,7 +370,10 @@ class Sandboxes:
         key: str | None = None,
         detached: bool = False,
     ) -> Sandbox:
-        """Returns a running sandbox. With `key`, a repeat returns the one that the first call made."""
+        """Returns a running sandbox. With `key`, a repeat returns the one that the first call made.
+
+        A call without `key` that is cancelled leaves none behind.
+        """
         return Sandbox(
             self._portal,
             self._portal.call(

@@ -10,6 +10,7 @@ import pytest
 from skerry.errors import StorageFailed, Unavailable
 from skerry.node.main import _end_parts
 from skerry.node.recovery import recover
+from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.transport import Transport
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.spec.sandbox import SandboxSpec, State
@@ -101,3 +102,15 @@ async def test_long_output_whose_file_is_gone_is_an_error_and_not_empty(stand) -
         with pytest.raises(StorageFailed, match="stdout"):
             await node.operations.run(sandbox, OP, spec)
         await node.lives.delete(sandbox)
+
+
+async def test_create_that_is_cancelled_leaves_no_sandbox(stand) -> None:
+    async with stand.serving() as (node, _):
+        stand.backend.knobs.slow_create_s = 0.2
+        transport = Transport("http://node", socket_path=node.config.socket_path)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await AsyncSandboxes(transport).create()
+        assert len(node.sandboxes) == 0
+        assert stand.world.instances == {}
+        await transport.close()
