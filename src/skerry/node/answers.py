@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from skerry.errors import Bug, SkerryError, StorageFailed
@@ -11,9 +13,13 @@ from skerry.node.operation import Op, Past
 from skerry.node.parts import Parts
 from skerry.node.results import Answer, wrap
 from skerry.node.sandbox import Sandbox
-from skerry.spec.command import RunResult
+from skerry.spec.command import CommandSpec, RunResult
+from skerry.trajectory.journal import Position
 from skerry.wire.http import ErrorBody
 
+log = logging.getLogger("skerry.node")
+
+OVERHEAD_BYTES = 1024  # of an answer, beside its output
 INLINE_BYTES_MAX = 1 << 20  # of a stream in the journal; a longer one stays in its spool file
 
 
@@ -28,6 +34,7 @@ class Answers:
         self._results = parts.results
         self._outputs = parts.outputs
         self._per_sandbox_max = parts.config.limits.results_per_sandbox_max
+        self._bytes_max = parts.config.limits.results_per_sandbox_bytes_max
 
     def find(self, sandbox: Sandbox, op_id: str, past: Past) -> Answer:
         """Returns an answer: from memory, or from the journal."""
@@ -36,6 +43,18 @@ class Answers:
             kept = self._recall(sandbox.id, op_id, past)
             self._results.put(sandbox.id, op_id, kept)
         return kept
+
+    def ask(self, sandbox: Sandbox, op: Op) -> None:
+        """Records that the operation is about to be started, or still runs; StorageFailed."""
+        entry = ledger.Asked(
+            op.raw,
+            op.handle,
+            op.agent_op,
+            op.fingerprint,
+            command.without_stdin(op.spec),
+            op.started,
+        )
+        op.asked = self._ledger.append(sandbox.id, entry).subject
 
     def record(self, sandbox: Sandbox, op: Op, answer: RunResult | SkerryError) -> None:
         """Records the answer of an operation, which is past from here on; StorageFailed."""
@@ -48,11 +67,10 @@ class Answers:
             entry = ledger.Answered(op.raw, op.started, inline, spooled=spooled)
         position = self._ledger.append(sandbox.id, entry)
         self._results.put(sandbox.id, op.id, recorded)
-        lost = entry.error is not None
-        text = command.text(op.spec)
-        sandbox.ops[op.id] = Past(
-            op.fingerprint, position, text, op.started, lost, spooled=bool(spooled)
-        )
+        past = past_of(op.asked, op.fingerprint, op.spec, entry, position)
+        del sandbox.ops[op.id]  # to come last again: what was answered first is forgotten first
+        sandbox.ops[op.id] = past
+        sandbox.answer_bytes += past.size
         if spooled:
             op.sink.finish()
             op.sink.detach()
@@ -62,7 +80,7 @@ class Answers:
 
     def _recall(self, sandbox_id: str, op_id: str, past: Past) -> Answer:
         """Returns an answer from the journal, and from its spool files where they are long."""
-        entry = self._ledger.read(sandbox_id, past.position)
+        entry = self._ledger.read(past.position)
         if not isinstance(entry, ledger.Answered) or entry.op.hex() != op_id:
             raise Bug(f"record {past.position} is not the answer of {op_id}")
         if entry.error is not None:
@@ -84,13 +102,61 @@ class Answers:
         return result
 
     def _forget_oldest(self, sandbox: Sandbox) -> None:
-        """Keeps what is remembered of finished operations within its bound."""
-        while len(sandbox.ops) - sandbox.running >= self._per_sandbox_max:
+        """Keeps what is remembered of finished operations within its bounds."""
+        chapters = set()
+        while True:
             op_id, oldest = next((k, v) for k, v in sandbox.ops.items() if isinstance(v, Past))
+            past = len(sandbox.ops) - sandbox.running + 1  # the newest is counted as running still
+            few = past <= self._per_sandbox_max and sandbox.answer_bytes <= self._bytes_max
+            if few or past == 1:
+                break
             del sandbox.ops[op_id]
+            sandbox.answer_bytes -= oldest.size
             self._results.drop(sandbox.id, op_id)
             if oldest.spooled:
                 self._outputs.drop(sandbox.id, op_id)
+            chapters.add(oldest.position.subject)
+        if chapters and oldest.position.subject not in chapters:
+            self._let_go(sandbox)
+
+    def _let_go(self, sandbox: Sandbox) -> None:
+        """Lets go of chapters of the journal that hold nothing which is remembered."""
+        free = set(self._ledger.closed(sandbox.id))
+        for past in sandbox.ops.values():
+            if isinstance(past, Past):
+                free -= {past.asked, past.position.subject}
+        try:
+            for op in sandbox.under_way():
+                if op.asked in free:
+                    self.ask(sandbox, op)
+            for chapter in free:
+                self._ledger.let_go(sandbox.id, chapter)
+        except StorageFailed as error:
+            log.warning("the journal keeps more of %s for now: %s", sandbox.id, error)
+
+
+def past_of(
+    asked: str,
+    fingerprint: bytes,
+    spec: CommandSpec,
+    entry: ledger.Answered,
+    position: Position,
+) -> Past:
+    """Returns what stays in memory of an operation that was answered."""
+    size = OVERHEAD_BYTES
+    if entry.result is not None:
+        totals = (entry.result.stdout_total, entry.result.stderr_total)
+        size += sum(min(total, spec.output_limit) for total in totals)
+    return Past(
+        fingerprint,
+        position,
+        asked,
+        size,
+        command.text(spec),
+        entry.started,
+        lost=entry.error is not None,
+        spooled=bool(entry.spooled),
+    )
 
 
 def _without_long(result: RunResult) -> tuple[RunResult, tuple[int, ...]]:

@@ -24,6 +24,7 @@ class Limits:
     # Not answered with Overloaded: older entries leave memory, or are forgotten.
     results_memory_bytes_max: int = 64 * MIB  # results kept in memory; the journal has them all
     results_per_sandbox_max: int = 65_536  # operation ids remembered for repeats
+    results_per_sandbox_bytes_max: int = 64 * MIB  # and their output; the newest is always kept
     ended_max: int = 1000  # stopped and failed sandboxes kept for a look; the oldest are deleted
     owners_max: int = 1000
     image_threads_max: int = 4

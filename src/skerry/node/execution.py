@@ -119,17 +119,7 @@ class Execution:
     ) -> tuple[Outcome, RunningOperation]:
         """Starts the operation unless it was, and follows it over lost connections to its end."""
         if not op.sent:
-            self._ledger.append(
-                sandbox.id,
-                ledger.Asked(
-                    op.raw,
-                    op.handle,
-                    op.agent_op,
-                    op.fingerprint,
-                    command.without_stdin(op.spec),
-                    op.started,
-                ),
-            )
+            self._answers.ask(sandbox, op)
         while True:
             try:
                 client = await link.ready()

@@ -8,8 +8,9 @@ only the death of the host can lose the last ones, and then their instances are 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -20,6 +21,8 @@ from skerry.spec.sandbox import SandboxSpec, State
 from skerry.trajectory.journal import Journal, Position
 from skerry.trajectory.segment import Record
 from skerry.wire.http import ErrorBody
+
+CHAPTER_BYTES: Final = 16 << 20
 
 
 class Began(msgspec.Struct, frozen=True, tag="began", omit_defaults=True):
@@ -97,27 +100,61 @@ _KINDS: dict[type[Entry], str] = {
 
 
 class Ledger:
-    """The journal, one subject a sandbox, holding nothing but entries."""
+    """The journal, holding nothing but entries. Its subjects are the chapters of sandboxes.
+
+    The chapter SANDBOX holds what its life needs, and its first commands; when it is full, SANDBOX.1,
+    SANDBOX.2 and so on hold the next ones. Those may be let go of while the sandbox lives.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._further: dict[str, list[int]] = {}  # chapters beside the first, in order
+        for subject in journal.subjects():
+            sandbox_id, _, number = subject.partition(".")
+            if number:
+                bisect.insort(self._further.setdefault(sandbox_id, []), int(number))
 
-    def append(self, sandbox_id: str, entry: Entry) -> int:
-        """Records an entry and returns its number; StorageFailed, and then nothing is recorded."""
-        return self._journal.append(sandbox_id, _KINDS[type(entry)], entry).seq
+    def append(self, sandbox_id: str, entry: Entry) -> Position:
+        """Records an entry; StorageFailed, and then nothing is recorded."""
+        command = isinstance(entry, Asked | Answered | Void)
+        subject = self._chapter(sandbox_id) if command else sandbox_id
+        return self._journal.append(subject, _KINDS[type(entry)], entry)
 
-    def read(self, sandbox_id: str, seq: int) -> Entry:
+    def read(self, position: Position) -> Entry:
         """Returns an entry again; NotFound."""
-        return _entry(self._journal.read(Position(sandbox_id, seq)))
+        return _entry(self._journal.read(position))
 
-    def replay(self) -> Iterator[tuple[str, int, Entry]]:
+    def replay(self) -> Iterator[tuple[str, Position, Entry]]:
         """Gives the entries of all sandboxes that were not forgotten, in their order."""
         for record in self._journal.replay():
-            yield record.subject, record.seq, _entry(record)
+            position = Position(record.subject, record.seq)
+            yield record.subject.partition(".")[0], position, _entry(record)
+
+    def closed(self, sandbox_id: str) -> list[str]:
+        """Returns the chapters that nothing more is written to and that may be let go of."""
+        return [f"{sandbox_id}.{number}" for number in self._further.get(sandbox_id, [])[:-1]]
+
+    def let_go(self, sandbox_id: str, chapter: str) -> None:
+        """Forgets a closed chapter."""
+        self._journal.forget(chapter)
+        self._further[sandbox_id].remove(int(chapter.partition(".")[2]))
 
     def forget(self, sandbox_id: str) -> None:
         """Lets go of everything about a sandbox; idempotent."""
+        for number in self._further.get(sandbox_id, ()):
+            self._journal.forget(f"{sandbox_id}.{number}")
         self._journal.forget(sandbox_id)
+        self._further.pop(sandbox_id, None)
+
+    def _chapter(self, sandbox_id: str) -> str:
+        """Returns the chapter for the next record of a command."""
+        further = self._further.get(sandbox_id)
+        number = further[-1] if further else 0
+        chapter = f"{sandbox_id}.{number}" if number else sandbox_id
+        if self._journal.size(chapter) < CHAPTER_BYTES:
+            return chapter
+        self._further.setdefault(sandbox_id, []).append(number + 1)
+        return f"{sandbox_id}.{number + 1}"
 
     def close(self) -> None:
         """Closes the journal."""

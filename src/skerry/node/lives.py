@@ -356,6 +356,7 @@ class Lives:
             if isinstance(op, Past) and op.spooled:
                 self._outputs.drop(sandbox.id, op_id)
         sandbox.ops.clear()
+        sandbox.answer_bytes = 0
         self._sandboxes.remove(sandbox)
         self._owners.remove(sandbox)
         sandbox.gone = True

@@ -10,17 +10,20 @@ from skerry.guest.operation import RunningOperation
 from skerry.guest.output import SpoolSink
 from skerry.node.timers import Timer
 from skerry.spec.command import CommandSpec, RunResult
+from skerry.trajectory.journal import Position
 
 
 class Past(NamedTuple):
     """What stays of a finished command: enough to answer a repeat from the journal."""
 
     fingerprint: bytes
-    position: int  # of its answer in the journal
+    position: Position  # of its answer in the journal
+    asked: str  # the chapter of the journal that holds the question
+    size: int  # bytes that its answer takes
     command: str
     started: float
     lost: bool
-    spooled: bool = False
+    spooled: bool
 
 
 class Op:
@@ -35,6 +38,7 @@ class Op:
         "_cancelled",
         "adopted",
         "agent_op",
+        "asked",
         "done",
         "fingerprint",
         "handle",
@@ -68,6 +72,7 @@ class Op:
         self.started = started
         self.sink = sink
         self.shell = ""
+        self.asked = ""  # the chapter of the journal that says so
         self.sent = False
         self.adopted = False  # begun by an earlier process of the node
         self.running: RunningOperation | None = None

@@ -98,7 +98,7 @@ class Operations:
 
     def list_all(self, sandbox: Sandbox) -> list[OpStatus]:
         """Returns every operation that is remembered, oldest first, without results."""
-        return [
+        found = [
             _status(op)
             if isinstance(op, Op)
             else OpStatus(
@@ -109,6 +109,7 @@ class Operations:
             )
             for op_id, op in sandbox.ops.items()
         ]
+        return sorted(found, key=lambda status: status.started)
 
     async def signal(self, sandbox: Sandbox, op_id: str, number: int) -> None:
         """Sends a signal to every process of the command; nothing if it has ended."""

@@ -13,31 +13,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
-from skerry.backends.api import Instance
+from skerry.backends.api import Instance, Sweepable
 from skerry.errors import OutcomeUnknown, SkerryError
 from skerry.guest.api import LiveOperation
 from skerry.guest.client import GuestClient
 from skerry.guest.output import MemorySink
 from skerry.node import command, ledger
-from skerry.node.link import Link
+from skerry.node.answers import past_of
 from skerry.node.node import Node
 from skerry.node.operation import Op, Past
 from skerry.node.sandbox import HANDLES_BLOCK, Sandbox
+from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import State
+from skerry.trajectory.journal import Position
 
 log = logging.getLogger("skerry.node")
 
 AT_ONCE = 16
-
-
-@runtime_checkable
-class Sweeping(Protocol):
-    """A backend that can destroy what nobody claimed by `recover`."""
-
-    async def sweep(self) -> list[str]:
-        """Destroys it; returns a line for each thing destroyed."""
 
 
 @dataclass
@@ -49,9 +42,10 @@ class Story:
     ending: ledger.Ending | None = None
     handle_top: int = HANDLES_BLOCK
     pending: dict[bytes, ledger.Asked] = field(default_factory=dict)
+    chapters: dict[bytes, str] = field(default_factory=dict)  # of what is pending
     past: dict[str, Past] = field(default_factory=dict)
 
-    def take(self, seq: int, entry: ledger.Entry) -> None:
+    def take(self, position: Position, entry: ledger.Entry) -> None:
         """Takes the next entry."""
         match entry:
             case ledger.Began():
@@ -64,30 +58,24 @@ class Story:
                 self.handle_top = max(self.handle_top, entry.top)
             case ledger.Asked():
                 self.pending[entry.op] = entry
+                self.chapters[entry.op] = position.subject
             case ledger.Void():
                 self.pending.pop(entry.op, None)
             case ledger.Answered():
-                self._answered(seq, entry)
-
-    def _answered(self, seq: int, entry: ledger.Answered) -> None:
-        asked = self.pending.pop(entry.op, None)
-        fingerprint = asked.fingerprint if asked is not None else b""
-        text = command.text(asked.spec) if asked is not None else ""
-        self.past[entry.op.hex()] = Past(
-            fingerprint,
-            seq,
-            text,
-            entry.started,
-            lost=entry.error is not None,
-            spooled=bool(entry.spooled),
-        )
+                asked = self.pending.pop(entry.op, None)
+                chapter = self.chapters.pop(entry.op, position.subject)
+                fingerprint, spec = (
+                    (b"", CommandSpec()) if asked is None else (asked.fingerprint, asked.spec)
+                )
+                past = past_of(chapter, fingerprint, spec, entry, position)
+                self.past[entry.op.hex()] = past
 
 
 def read_stories(entries: ledger.Ledger) -> dict[str, Story]:
     """Returns what the journal holds, by sandbox, oldest first."""
     stories: dict[str, Story] = {}
-    for sandbox_id, seq, entry in entries.replay():
-        stories.setdefault(sandbox_id, Story()).take(seq, entry)
+    for sandbox_id, position, entry in entries.replay():
+        stories.setdefault(sandbox_id, Story()).take(position, entry)
     return stories
 
 
@@ -116,7 +104,7 @@ async def recover(node: Node) -> None:
                 node.sandboxes.add(sandbox)
                 group.create_task(one(sandbox_id, story))
     for backend in node.backends.values():
-        if isinstance(backend, Sweeping):
+        if isinstance(backend, Sweepable):
             for line in await backend.sweep():
                 log.warning("swept: %s", line)
 
@@ -136,6 +124,7 @@ def _sandbox(
         handle_next=story.handle_top,
         handle_top=story.handle_top,
         ops=dict(story.past),
+        answer_bytes=sum(past.size for past in story.past.values()),
     )
 
 
@@ -194,8 +183,7 @@ async def _end(node: Node, sandbox: Sandbox, story: Story, ending: ledger.Ending
 def _lose_pending(node: Node, sandbox: Sandbox, story: Story, reason: str) -> None:
     """Records that nobody will ever know what commands under way have done."""
     for asked in story.pending.values():
-        op = _op(node, sandbox, asked)
-        node.execution.enter(sandbox, op)
+        op = _enter(node, sandbox, story, asked)
         error = OutcomeUnknown(
             f"the sandbox was lost while the command ran: {reason}", sandbox=sandbox.id
         )
@@ -221,29 +209,18 @@ async def _adopt(node: Node, sandbox: Sandbox, story: Story) -> None:
     used = max((operation.handle for operation in client.live), default=0) + 1
     sandbox.handle_next = sandbox.handle_top = max(sandbox.handle_top, used)
     for asked in story.pending.values():
-        _resume(node, sandbox, asked, live.pop(asked.agent_op, None), link)
+        if live.pop(asked.agent_op, None) is None:  # it never reached the agent
+            node.ledger.append(sandbox.id, ledger.Void(asked.op))
+            node.outputs.drop(sandbox.id, asked.op.hex())
+            continue
+        op = _enter(node, sandbox, story, asked)
+        node.tasks.spawn(node.execution.adopt(sandbox, op, link))
     for operation in live.values():
         _let_go(client, operation)
 
 
-def _resume(
-    node: Node,
-    sandbox: Sandbox,
-    asked: ledger.Asked,
-    known: LiveOperation | None,
-    link: Link,
-) -> None:
-    """Attaches to a command, or lets it go if it never reached the agent."""
-    if known is None:
-        node.ledger.append(sandbox.id, ledger.Void(asked.op))
-        node.outputs.drop(sandbox.id, asked.op.hex())
-        return
-    op = _op(node, sandbox, asked)
-    node.execution.enter(sandbox, op)
-    node.tasks.spawn(node.execution.adopt(sandbox, op, link))
-
-
-def _op(node: Node, sandbox: Sandbox, asked: ledger.Asked) -> Op:
+def _enter(node: Node, sandbox: Sandbox, story: Story, asked: ledger.Asked) -> Op:
+    """Counts a command of an earlier process as under way."""
     sink = node.outputs.reopen(sandbox.id, asked.op.hex(), asked.spec.output_limit)
     op = Op(
         asked.op.hex(),
@@ -254,8 +231,10 @@ def _op(node: Node, sandbox: Sandbox, asked: ledger.Asked) -> Op:
         sink=sink,
     )
     op.agent_op = asked.agent_op
+    op.asked = story.chapters[asked.op]
     op.shell = command.BASH if asked.agent_op == asked.op else command.SH
     op.adopted = op.sent = True
+    node.execution.enter(sandbox, op)
     return op
 
 

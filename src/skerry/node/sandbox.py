@@ -52,6 +52,7 @@ class Sandbox:
     gone: bool = False
     deleting: bool = False  # a delete was recorded in the journal
     ops: dict[str, Op | Past] = field(default_factory=dict)
+    answer_bytes: int = 0  # the sum of what the answers in `ops` take
     handle_next: int = 1
     handle_top: int = HANDLES_BLOCK
     deferred: list[Event] = field(default_factory=list)
@@ -146,6 +147,9 @@ class Sandbox:
         under_way = sum(not isinstance(op, tuple) for op in self.ops.values())
         if under_way != self.running:
             raise Bug(f"{self.id}: {self.running} counted, {under_way} operations under way")
+        answers = sum(op.size for op in self.ops.values() if isinstance(op, tuple))
+        if answers != self.answer_bytes:
+            raise Bug(f"{self.id}: {self.answer_bytes} bytes of answers counted, {answers} there")
         if self.handle_next > self.handle_top:
             raise Bug(f"{self.id}: handle {self.handle_next} was not reserved")
         if self.link is not None and self.instance is None:

@@ -143,6 +143,11 @@ class Journal:
         chain = self._chains.get(subject)
         return chain.hash if chain is not None else NO_HASH
 
+    def size(self, subject: str) -> int:
+        """Returns how many bytes the records of a subject take."""
+        chain = self._chains.get(subject)
+        return chain.bytes if chain is not None else 0
+
     def forget(self, subject: str) -> None:
         """Ends a subject, durably as any record; its records may be deleted from now on.
 

@@ -27,10 +27,11 @@ class Position(NamedTuple):
 class Chain:
     """A living subject. Invariants: seqs ascends; the record seqs[i] has sizes[i] bytes at places[i]."""
 
-    __slots__ = ("hash", "places", "seqs", "sizes")
+    __slots__ = ("bytes", "hash", "places", "seqs", "sizes")
 
     def __init__(self) -> None:
         self.hash = NO_HASH
+        self.bytes = 0  # the sum of sizes
         self.seqs = array("Q")
         self.places = array("Q")  # segment number << 32 | offset
         self.sizes = array("I")
@@ -40,6 +41,7 @@ class Chain:
         self.seqs.append(seq)
         self.places.append(place)
         self.sizes.append(size)
+        self.bytes += size
         self.hash = digest
 
     def index(self, seq: int) -> int:

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from skerry.errors import StorageFailed, Unavailable
+from skerry.node.config import Limits
 from skerry.node.main import _end_parts
 from skerry.node.recovery import recover
 from skerry.sdk.sandboxes import AsyncSandboxes
@@ -102,6 +103,34 @@ async def test_long_output_whose_file_is_gone_is_an_error_and_not_empty(stand) -
         with pytest.raises(StorageFailed, match="stdout"):
             await node.operations.run(sandbox, OP, spec)
         await node.lives.delete(sandbox)
+
+
+async def test_long_life_takes_a_bounded_part_of_the_disk(stand, monkeypatch) -> None:
+    monkeypatch.setattr("skerry.node.ledger.CHAPTER_BYTES", 64 << 10)
+    limits = Limits(
+        memory_free_min_bytes=0, disk_free_min_bytes=0, results_per_sandbox_bytes_max=200 << 10
+    )
+    shout = CommandSpec(argv=("flood", "30000"))
+    async with stand.alive(limits=limits) as node:
+        sandbox = await node.lives.create(SandboxSpec())
+        await node.operations.view(sandbox, OP, CommandSpec(shell="sleep 2; echo daemon"))
+        for number in range(100):
+            await node.operations.run(sandbox, f"{number:032x}", shout)
+        journal = node.ledger._journal
+        kept = sum(journal.size(subject) for subject in journal.subjects())
+        assert kept < 500 << 10
+        assert len(sandbox.ops) < 10
+        assert (await node.operations.run(sandbox, f"{99:032x}", shout)).stdout_total == 30000
+        sandbox.check_invariants()
+    async with stand.alive(limits=limits) as again:
+        sandbox = again.sandboxes.get(sandbox.id)
+        sandbox.check_invariants()
+        assert (await again.operations.run(sandbox, f"{98:032x}", shout)).stdout_total == 30000
+        daemon = CommandSpec(shell="sleep 2; echo daemon")  # its first record was let go of
+        assert (await again.operations.run(sandbox, OP, daemon)).stdout == b"daemon\n"
+        assert stand.world.instances[sandbox.id]._operations == 101
+        await again.lives.delete(sandbox)
+        assert again.ledger._journal.subjects() == []
 
 
 async def test_create_that_is_cancelled_leaves_no_sandbox(stand) -> None:
