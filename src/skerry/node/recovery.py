@@ -145,6 +145,7 @@ async def _recover_one(node: Node, sandbox_id: str, story: Story) -> None:
         await _end(node, sandbox, story, story.ending)
     elif instance is None:
         sandbox.reason = reason
+        sandbox.end_error = OutcomeUnknown(reason)
         sandbox.state = State.FAILED
         node.ledger.append(sandbox.id, ledger.Ending(State.FAILED, reason))
         _lose_pending(node, sandbox, story, reason)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.backends.api import Instance, Pausable, Snapshotable
-from skerry.errors import Bug, SandboxFailed, SkerryError
+from skerry.errors import Bug, OutcomeUnknown, SandboxFailed, SkerryError
 from skerry.lifecycle.table import Event
 from skerry.node.clock import Clock
 from skerry.node.timers import Timer
@@ -139,6 +139,8 @@ class Sandbox:
     def ended(self) -> SkerryError:
         """Returns the error for a request that comes too late."""
         fields = {"sandbox": self.id, "state": str(self.state)}
+        if isinstance(self.end_error, OutcomeUnknown):
+            fields["lost"] = "yes"  # the host lost it: nobody inside can be blamed
         because = f": {self.reason}" if self.reason else ""
         return SandboxFailed(f"the sandbox is {self.state}{because}", **fields)
 

@@ -15,6 +15,11 @@ T = TypeVar("T")
 TTL_MARGIN_S = 120.0
 
 
+def is_lost(error: SkerryError) -> bool:
+    """Returns whether the host lost the sandbox: then nobody inside is to blame for the error."""
+    return "lost" in error.fields
+
+
 async def finish(work: Coroutine[Any, Any, T]) -> T:
     """Runs work to its end even if the caller is cancelled, and raises the cancellation then."""
     task = asyncio.ensure_future(work)

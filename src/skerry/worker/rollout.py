@@ -27,7 +27,7 @@ from skerry.spec.rollout import Attempt, RolloutRecord
 from skerry.spec.verdict import Outcome, Verdict
 from skerry.trajectory.rollouts import JobLog
 from skerry.worker.environment import Environment
-from skerry.worker.lives import sandbox_of
+from skerry.worker.lives import is_lost, sandbox_of
 from skerry.worker.ports import Client, Sandbox
 from skerry.worker.session import Policy, Session
 from skerry.worker.verify import Guards, Submission, collect, grade
@@ -139,7 +139,7 @@ class Rollouts:
                 submission = await self._collect(sandbox, environment)
                 return early_or(submission, early)
         except SkerryError as error:
-            if made and error.fault is Fault.SANDBOX:
+            if made and error.fault is Fault.SANDBOX and not is_lost(error):
                 return Submission(NOTHING, b"", failed(f"the sandbox was lost: {error.message}"))
             raise _Retry("act", f"{error.code}: {error.message}") from error
         except Exception as error:  # a bug of ours is no fault of the policy
@@ -158,6 +158,8 @@ class Rollouts:
                 {"action": "stop", "message": f"the policy took longer than {limit:g} s"}
             )
         except (SandboxError, CallerError) as error:
+            if is_lost(error):
+                raise
             # What it asked for was refused, or its sandbox broke: what is left decides.
             session.record({"action": "stop", "error": error.code, "message": error.message[:500]})
             return failed(f"the policy ended early: {error.message}")
@@ -177,7 +179,7 @@ class Rollouts:
             )
         except SandboxError as error:
             detail = f"{error.code}: {error.message}"
-            raise _Retry("verify", detail, counts_as_failed=True) from error
+            raise _Retry("verify", detail, counts_as_failed=not is_lost(error)) from error
         except SkerryError as error:
             raise _Retry("verify", f"{error.code}: {error.message}") from error
         except Exception as error:

@@ -25,7 +25,7 @@ from skerry.spec.files import Change, ChangeKind, FileType
 from skerry.spec.verdict import Verdict
 from skerry.worker.environment import Environment
 from skerry.worker.inside import program
-from skerry.worker.lives import sandbox_of
+from skerry.worker.lives import is_lost, sandbox_of
 from skerry.worker.ports import Client, Sandbox
 
 SUBMISSION_BYTES_MAX = 64 << 20
@@ -78,6 +78,8 @@ async def collect(sandbox: Sandbox, environment: Environment, guards: Guards) ->
             out += sieve.feed(chunk)
         out += sieve.finish()
     except SandboxError as error:
+        if is_lost(error):
+            raise
         return Submission(
             EMPTY.audit, b"", failed(f"the sandbox cannot be graded: {error.message}")
         )

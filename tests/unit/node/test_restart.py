@@ -152,6 +152,9 @@ async def test_instance_that_is_gone_leaves_failed_and_outcome_unknown(stand, re
         assert status.state == "lost"
         with pytest.raises(OutcomeUnknown):
             await again.operations.run(lost, OP, CommandSpec(shell="sleep 60"))
+        with pytest.raises(SandboxFailed) as caught:
+            await again.operations.run(lost, None, CommandSpec(argv=("true",)))
+        assert caught.value.fields["lost"] == "yes"
         await again.lives.delete(lost)
     async with stand.alive() as third:
         assert len(third.sandboxes) == 0

@@ -155,6 +155,20 @@ async def test_a_sandbox_that_cannot_be_made_is_the_platforms_fault(
     assert len(record.attempts) == 3
 
 
+@pytest.mark.parametrize(
+    ("role", "call"),
+    [("agent", "run"), ("agent", "diff"), ("agent", "diff_tar"), ("verify", "run")],
+)
+async def test_a_sandbox_that_the_host_lost_is_no_fault_of_the_policy(
+    client: FakeClient, tmp_path: Path, role: str, call: str
+) -> None:
+    error = SandboxFailed("the sandbox is failed: its instance was lost", lost="yes")
+    client.on_call = raiser(error, role=role, call=call)
+    record = await one(client, tmp_path)
+    assert (record.verdict, record.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
+    assert len(record.attempts) == 3
+
+
 @pytest.mark.parametrize("call", ["run", "diff", "diff_tar"])
 async def test_an_agent_that_destroys_its_sandbox_has_failed(
     client: FakeClient, tmp_path: Path, call: str
