@@ -22,6 +22,7 @@ from typing import Any
 
 from floors import BUILD, build
 from harness import Loop, RawLog, Sample, closed_loop, interleave, percentiles, run_json
+from product import own_client
 from report import Result, run
 
 SANDBOX: dict[str, Any] = {"image": "debian:12", "cpu": 1, "memory": "256MiB", "pids": 64}
@@ -41,9 +42,7 @@ class Product:
     @contextlib.asynccontextmanager
     async def sandbox() -> AsyncIterator["Product"]:
         """Hold one running sandbox for the length of the block."""
-        import skerry.aio
-
-        async with skerry.aio.connect() as client:
+        async with own_client() as client:
             sandbox = await client.sandboxes.create("container", **SANDBOX)
             try:
                 yield Product(sandbox)

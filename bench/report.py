@@ -5,11 +5,9 @@ Usage: python bench/report.py README.md      rewrites the table from bench/resul
 
 import argparse
 import asyncio
-import importlib
 import json
 import math
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness import RESULTS, BenchmarkFailedError, Percentiles, machine_facts
+from product import RUN, STATE
+from skerry.testing.census import Watch
 
 BEGIN = "<!-- bench:begin -->"
 END = "<!-- bench:end -->"
@@ -83,25 +83,19 @@ def _rounded(value: float) -> float:
 
 
 @asynccontextmanager
-async def census(notes: list[str]) -> AsyncIterator[None]:
+async def census() -> AsyncIterator[None]:
     """Fail the benchmark if the machine holds more after the block than before it.
 
     Daemons may take a moment to end, so a difference counts only if it is still there after
     `CENSUS_PATIENCE_SECONDS`. An error of the block goes first: its leaks are its consequence.
     """
-    try:
-        module = importlib.import_module("skerry.testing.census")
-    except ImportError as error:
-        notes.append(f"no leak census was taken: {error}")
-        yield
-        return
-    before = await asyncio.to_thread(module.take)
+    watch = Watch()
+    watch.watch(places=(STATE, RUN))
     yield
-    deadline = time.monotonic() + CENSUS_PATIENCE_SECONDS
-    while leaks := module.compare(before, await asyncio.to_thread(module.take)):
-        if time.monotonic() > deadline:
-            raise BenchmarkFailedError("left behind: " + "; ".join(leaks))
-        await asyncio.sleep(0.5)
+    leaks = await asyncio.to_thread(watch.left, CENSUS_PATIENCE_SECONDS)
+    if leaks:
+        more = f"; and {len(leaks) - 20} more" if len(leaks) > 20 else ""
+        raise BenchmarkFailedError("left behind: " + "; ".join(leaks[:20]) + more)
 
 
 # ---- The program around a benchmark ------------------------------------------------------------
@@ -148,7 +142,7 @@ def _options(name: str, doc: str) -> argparse.Namespace:
 async def _measured(
     result: Result, quick: bool, measure: Callable[[Result, bool], Awaitable[None]]
 ) -> None:
-    async with census(result.notes):
+    async with census():
         await measure(result, quick)
 
 

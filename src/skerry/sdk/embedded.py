@@ -12,6 +12,7 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import aiohttp
@@ -49,6 +50,11 @@ async def find_or_start(state_dir: str, run_dir: str) -> Transport:
                     break
                 await asyncio.sleep(0.03)
             else:
+                # The daemon outlives this call: somebody must collect it, or it stays a zombie of
+                # the user's process.
+                threading.Thread(
+                    target=process.wait, name="skerry-node-reaper", daemon=True
+                ).start()
                 return transport
     except TimeoutError:
         pass

@@ -13,9 +13,11 @@ from types import TracebackType
 import aiohttp
 import msgspec
 
+from skerry.errors import Unavailable
 from skerry.sdk.transport import Transport
 from skerry.wire.http import ForwardFrame, ForwardOpen
 
+OPEN_WITHIN_S = 30.0
 CHUNK = 60_000
 PENDING_CHUNKS = 64  # of one connection, towards a target that reads slowly
 
@@ -41,10 +43,19 @@ class ReverseForward:
     async def __aenter__(self) -> ReverseForward:
         self._socket = await self._transport.socket(self._path)
         await self._socket.send_bytes(_encode(ForwardOpen(self._port)))
-        ready = await self._socket.receive()
+        try:
+            async with asyncio.timeout(OPEN_WITHIN_S):
+                ready = await self._socket.receive()
+        except BaseException as error:
+            await self._socket.close()
+            if isinstance(error, TimeoutError):
+                raise Unavailable(
+                    f"the node did not open port {self._port} within {OPEN_WITHIN_S:g} s"
+                ) from error
+            raise
         if ready.type is not aiohttp.WSMsgType.BINARY:
             await self._socket.close()
-            raise ConnectionError(f"port {self._port} could not be opened inside: {ready.extra}")
+            raise Unavailable(f"port {self._port} could not be opened inside: {ready.extra}")
         self._pump = asyncio.create_task(self._receive())
         return self
 

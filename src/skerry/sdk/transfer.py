@@ -1,8 +1,7 @@
 """Trees to and from a sandbox as tar streams, in constant memory, safe on this side.
 
 tarfile is synchronous, so packing and unpacking run in a thread; a bounded queue ties the thread to
-the stream. Unpacking uses the `data` filter: nothing lands outside the target, no device is made,
-and no setuid bit of a guest reaches this host.
+the stream. What a sandbox sends is unpacked by `skerry.sdk.unpack`, which nothing leads outside.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from skerry.errors import InvalidRequest, SandboxFailed
+from skerry.errors import InvalidRequest
+from skerry.sdk.unpack import unpack
 
 CHUNK = 256 * 1024
 QUEUE_CHUNKS = 8
@@ -138,12 +138,9 @@ async def pack_tree(
 
 def _unpack(source: _Source, target: Path) -> None:
     try:
-        with tarfile.open(fileobj=cast("BinaryIO", source), mode="r|") as tar:
-            tar.extractall(target, filter="data")
+        unpack(source, target)
+    finally:
         source.skip_to_end()
-    except tarfile.TarError as error:
-        source.skip_to_end()
-        raise SandboxFailed(f"the sandbox sent a tree that is refused: {error}") from error
 
 
 async def unpack_tree(

@@ -41,6 +41,7 @@ class Transport:
         self.socket_path = socket_path
         self.owner: str | None = None
         self._token = token
+        self._closed = False
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -51,6 +52,8 @@ class Transport:
 
     def session(self) -> aiohttp.ClientSession:
         """Returns the session of the running loop, made at need."""
+        if self._closed:
+            raise RuntimeError("the client is closed; open a new one with connect()")
         loop = asyncio.get_running_loop()
         if self._session is None or self._loop is not loop or self._session.closed:
             # No limit: a command holds its connection for as long as it runs, and a hidden limit
@@ -81,7 +84,8 @@ class Transport:
         return headers
 
     async def close(self) -> None:
-        """Closes the connections of the running loop."""
+        """Closes the connections of the running loop; nothing can be asked afterwards."""
+        self._closed = True
         if self._session is not None and self._loop is asyncio.get_running_loop():
             await self._session.close()
         self._session = None

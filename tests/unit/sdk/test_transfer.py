@@ -113,3 +113,46 @@ async def test_a_prefix_places_the_tree_with_its_parents(tmp_path: Path) -> None
     packed = b"".join([chunk async for chunk in pack_tree(tmp_path, prefix="/opt/tool")])
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert [member.name for member in tar] == ["opt", "opt/tool", "opt/tool/f"]
+
+
+async def test_links_to_absolute_paths_are_kept_as_links(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("venv/bin/python")
+    link.type = tarfile.SYMTYPE
+    link.linkname = "/usr/bin/python3"
+    await unpack_tree(pieces(tar_of((link, b""))), tmp_path / "t")
+    assert os.readlink(tmp_path / "t/venv/bin/python") == "/usr/bin/python3"
+
+
+async def test_a_hard_link_to_outside_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s")
+    link = tarfile.TarInfo("way")
+    link.type = tarfile.LNKTYPE
+    link.linkname = "../secret"
+    with pytest.raises(SandboxFailed):
+        await unpack_tree(pieces(tar_of((link, b""))), tmp_path / "t")
+
+
+async def test_a_file_in_the_place_of_a_link_replaces_the_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("untouched")
+    link = tarfile.TarInfo("x")
+    link.type = tarfile.SYMTYPE
+    link.linkname = str(tmp_path / "outside")
+    await unpack_tree(pieces(tar_of((link, b""), (tarfile.TarInfo("x"), b"new"))), tmp_path / "t")
+    assert (tmp_path / "outside").read_text() == "untouched"
+    assert (tmp_path / "t/x").read_text() == "new"
+
+
+async def test_a_directory_closed_to_its_owner_is_filled_first(tmp_path: Path) -> None:
+    place = tarfile.TarInfo("d")
+    place.type, place.mode = tarfile.DIRTYPE, 0o555
+    await unpack_tree(pieces(tar_of((place, b""), (tarfile.TarInfo("d/f"), b"1"))), tmp_path / "t")
+    assert stat.S_IMODE((tmp_path / "t/d").stat().st_mode) == 0o555
+    assert (tmp_path / "t/d/f").read_text() == "1"
+
+
+async def test_a_link_inside_the_tree_may_be_hard(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("b")
+    link.type = tarfile.LNKTYPE
+    link.linkname = "a"
+    await unpack_tree(pieces(tar_of((tarfile.TarInfo("a"), b"1"), (link, b""))), tmp_path / "t")
+    assert (tmp_path / "t/a").stat().st_nlink == 2
