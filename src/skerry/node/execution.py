@@ -57,9 +57,10 @@ class Execution:
         sandbox.touch(self._clock.wall(), self._clock.monotonic())
 
     async def drive(self, sandbox: Sandbox, op: Op, link: Link) -> RunResult | SkerryError:
-        """Carries a new operation to its answer, which is recorded when this returns.
+        """Carries an operation to its answer, which is recorded when this returns.
 
-        If it is cancelled (the node is ending) nothing is recorded: the next node takes over.
+        It is new, or (`op.sent`) one of an earlier node process. If it is cancelled (the node is
+        ending) nothing is recorded: the next node takes over.
         """
         answer: RunResult | SkerryError
         try:
@@ -69,41 +70,16 @@ class Execution:
             answer, running = error, None
         return self.finish(sandbox, op, answer, running)
 
-    async def drive_alone(self, sandbox: Sandbox, op: Op, link: Link) -> None:
-        """Carries it as a task of its own."""
-        await self.drive(sandbox, op, link)
-
-    async def adopt(self, sandbox: Sandbox, op: Op, link: Link) -> None:
-        """Carries an operation of an earlier node process to its answer; `op.sent` is true."""
-        answer: RunResult | SkerryError
-        try:
-            outcome, running = await self._carry(sandbox, op, link)
-            if op.agent_op == op.raw and command.shell_missing(op.spec, outcome):
-                outcome, running = await self._with_sh(sandbox, op, link, outcome, running)
-            answer = self._result(sandbox, op, outcome)
-        except SkerryError as error:
-            answer, running = error, None
-        self.finish(sandbox, op, answer, running)
-
     async def _with_shell(
         self, sandbox: Sandbox, op: Op, link: Link
     ) -> tuple[Outcome, RunningOperation]:
         """Runs the command; a shell line under bash, or under sh where the image has no bash."""
-        if op.spec.shell is None:
-            return await self._carry(sandbox, op, link)
-        if sandbox.digests in self._without_bash:
-            op.shell = command.SH
-            return await self._carry(sandbox, op, link)
-        op.shell = command.BASH
+        if op.spec.shell is not None and not op.sent:
+            op.shell = command.SH if sandbox.digests in self._without_bash else command.BASH
         outcome, running = await self._carry(sandbox, op, link)
-        if command.shell_missing(op.spec, outcome):
-            return await self._with_sh(sandbox, op, link, outcome, running)
-        return outcome, running
-
-    async def _with_sh(
-        self, sandbox: Sandbox, op: Op, link: Link, _outcome: Outcome, running: RunningOperation
-    ) -> tuple[Outcome, RunningOperation]:
-        """Runs it again under sh: bash was not reached, so nothing has run yet."""
+        if op.shell != command.BASH or not command.shell_missing(op.spec, outcome):
+            return outcome, running
+        # Bash was not reached, so nothing has run yet.
         running.acknowledge()
         if len(self._without_bash) >= SHELLS_MAX:
             self._without_bash.clear()

@@ -75,7 +75,7 @@ class Operations:
             return View(found.id, await self._answer(sandbox, found), watch=watch)
         view = View(found.id, found, watch=watch)
         if link is not None:
-            self._tasks.spawn(self._execution.drive_alone(sandbox, found, link))
+            self._tasks.spawn(self._execution.drive(sandbox, found, link))
         return view
 
     async def status(self, sandbox: Sandbox, op_id: str, wait_s: float) -> OpStatus:

@@ -215,7 +215,7 @@ async def _adopt(node: Node, sandbox: Sandbox, story: Story) -> None:
             node.outputs.drop(sandbox.id, asked.op.hex())
             continue
         op = _enter(node, sandbox, story, asked)
-        node.tasks.spawn(node.execution.adopt(sandbox, op, link))
+        node.tasks.spawn(node.execution.drive(sandbox, op, link))
     for operation in live.values():
         _let_go(client, operation)
 
