@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from skerry.errors import InvalidRequest
-from skerry.integrity.verdict import infrastructure_error
 from skerry.spec.rollout import JobEvent, JobSummary, RolloutRecord
 from skerry.spec.task import TaskSpec
 from skerry.trajectory.rollouts import JobLog, to_plain
@@ -79,7 +78,7 @@ async def run_job(
         plans = _plans(job, environments, policies, n)
         log.append("job", _head(job, environments, policies, n, concurrency), durable=True)
         rollouts = Rollouts(client, log, job=job, guards=guards or Guards(), clock=clock)
-        work = _Work(rollouts, log, plans, job=job, on_event=on_event, clock=clock)
+        work = _Work(rollouts, log, plans, on_event=on_event, clock=clock)
         await work.run(concurrency)
         summary = JobSummary(
             job=job,
@@ -107,13 +106,11 @@ class _Work:
         log: JobLog,
         plans: Sequence[Plan],
         *,
-        job: str,
         on_event: OnEvent,
         clock: Callable[[], float],
     ) -> None:
         self._rollouts = rollouts
         self._log = log
-        self._job = job
         self._plans = plans
         self._on_event = on_event
         self._clock = clock
@@ -155,24 +152,8 @@ class _Work:
         )
 
     def _mark_rest(self) -> None:
-        verdict = infrastructure_error("cancelled by the operator")
-        now = self._clock()
         for plan in self._waiting:
-            record = RolloutRecord(
-                job=self._job,
-                rollout=plan.rollout,
-                task=plan.environment.task.id,
-                policy=plan.policy.name,
-                variant=plan.variant,
-                index=plan.index,
-                reward=None,
-                verdict=verdict.outcome,
-                detail=verdict.detail,
-                digests=plan.environment.digests,
-                started=now,
-                ended=now,
-            )
-            self._log.rollout(record)
+            self._rollouts.cancelled(plan, [], self._clock())
         self._log.append("end", {"interrupted": True}, durable=True)
 
 

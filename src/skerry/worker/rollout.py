@@ -28,7 +28,7 @@ from skerry.spec.verdict import Outcome, Verdict
 from skerry.trajectory.rollouts import JobLog
 from skerry.worker.environment import Environment
 from skerry.worker.lives import is_lost, sandbox_of
-from skerry.worker.ports import Client, Sandbox
+from skerry.worker.ports import Client
 from skerry.worker.session import Policy, Session
 from skerry.worker.verify import Guards, Submission, collect, grade
 
@@ -85,10 +85,14 @@ class Rollouts:
         try:
             record = await self._attempts(plan, on_step, attempts, started)
         except asyncio.CancelledError:
-            verdict = infrastructure_error("cancelled by the operator")
-            self._finish(plan, verdict, attempts, (started, started), None)
+            self.cancelled(plan, attempts, started)
             raise
         return record
+
+    def cancelled(self, plan: Plan, attempts: list[Attempt], started: float) -> None:
+        """Records that the rollout was not carried to its end."""
+        verdict = infrastructure_error("cancelled by the operator")
+        self._finish(plan, verdict, attempts, (started, started), None)
 
     async def _attempts(
         self, plan: Plan, on_step: Step, attempts: list[Attempt], started: float
@@ -136,7 +140,7 @@ class Rollouts:
                 session = Session(sandbox, environment, self._log, plan.rollout, on_step)
                 early = await self._let_act(plan, session)
                 on_step("collecting")
-                submission = await self._collect(sandbox, environment)
+                submission = await collect(sandbox, environment, self._guards)
                 return early_or(submission, early)
         except SkerryError as error:
             if made and error.fault is Fault.SANDBOX and not is_lost(error):
@@ -164,9 +168,6 @@ class Rollouts:
             session.record({"action": "stop", "error": error.code, "message": error.message[:500]})
             return failed(f"the policy ended early: {error.message}")
         return None
-
-    async def _collect(self, sandbox: Sandbox, environment: Environment) -> Submission:
-        return await collect(sandbox, environment, self._guards)
 
     async def _grade(self, plan: Plan, submission: Submission) -> Verdict:
         try:
