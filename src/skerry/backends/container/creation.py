@@ -69,7 +69,9 @@ async def create(parts: Parts, request: CreateRequest) -> ContainerInstance:
             return await _in_some_slot(parts, request)
         except BaseException as error:
             parts.layers.release(tuple(layer.id for layer in request.rootfs.layers))
-            raise error.to_error() if isinstance(error, LauncherFailed) else error from error
+            if isinstance(error, LauncherFailed):
+                raise error.to_error() from error
+            raise
 
 
 async def _in_some_slot(parts: Parts, request: CreateRequest) -> ContainerInstance:

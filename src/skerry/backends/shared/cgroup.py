@@ -145,6 +145,18 @@ def _keyed(content: bytes, key: bytes) -> int:
     return 0
 
 
+def _counters(contents: tuple[bytes, ...], cache: bytes) -> Counters:
+    usage, peak, pids, oom, cpu, stat = contents
+    return Counters(
+        memory_bytes=_number(usage),
+        cache_bytes=_keyed(stat, cache),
+        memory_peak_bytes=_number(peak),
+        pids=_number(pids),
+        oom_kills=_keyed(oom, b"oom_kill"),
+        cpu_us=_keyed(cpu, b"usage_usec"),
+    )
+
+
 class V1:
     """Limits in v1 hierarchies, kill and freeze in cgroup2."""
 
@@ -210,15 +222,7 @@ class V1:
 
     def parse(self, contents: tuple[bytes, ...]) -> Counters:
         """The OOM count is the line `oom_kill` of memory.oom_control."""
-        usage, peak, pids, oom, cpu, stat = contents
-        return Counters(
-            memory_bytes=_number(usage),
-            cache_bytes=_keyed(stat, b"cache"),
-            memory_peak_bytes=_number(peak),
-            pids=_number(pids),
-            oom_kills=_keyed(oom, b"oom_kill"),
-            cpu_us=_keyed(cpu, b"usage_usec"),
-        )
+        return _counters(contents, b"cache")
 
 
 class V2:
@@ -283,12 +287,4 @@ class V2:
 
     def parse(self, contents: tuple[bytes, ...]) -> Counters:
         """The peak is that of the group's life: the kernel resets it for single readers only."""
-        usage, peak, pids, events, cpu, stat = contents
-        return Counters(
-            memory_bytes=_number(usage),
-            cache_bytes=_keyed(stat, b"file"),
-            memory_peak_bytes=_number(peak),
-            pids=_number(pids),
-            oom_kills=_keyed(events, b"oom_kill"),
-            cpu_us=_keyed(cpu, b"usage_usec"),
-        )
+        return _counters(contents, b"file")
