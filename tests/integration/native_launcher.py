@@ -157,12 +157,12 @@ class Launcher:
         """Makes a slot; `rooted`: with a cgroup namespace in its groups."""
         group, owner = self.group(slot), OWNER + slot
         steps = [
-            plan.mkdir_step(str(group), 0o755, owner),
-            plan.mkdir_step(str(group / "agent"), 0o755),
-            plan.mkdir_step(str(group / "w"), 0o755, owner),
+            f"mkdir {group} 755 {owner}",
+            f"mkdir {group}/agent 755 -1",
+            f"mkdir {group}/w 755 {owner}",
         ]
         if self.pids:
-            steps.append(plan.mkdir_step(str(self.pids / f"s{slot}"), 0o755))
+            steps.append(f"mkdir {self.pids}/s{slot} 755 -1")
         base = UID_BASE + slot * 65536 if uid_base is None else uid_base
         made = plan.SlotMake(slot=slot, uid_base=base, owner_uid=owner, step=tuple(steps))
         number, more = next(self.ids), FieldBuilder()
@@ -180,7 +180,7 @@ class Launcher:
         group = self.group(slot)
         paths = [group / "agent", group / "w", group]
         paths += [self.pids / f"s{slot}"] if self.pids else []
-        steps = tuple(plan.rmdir_step(str(at)) for at in paths)
+        steps = tuple(f"rmdir {at}" for at in paths)
         self.ok(plan.SlotDrop(slot=slot, step=steps))
 
     def plan(self, name: str, slot: int, **more: object) -> plan.StartPlan:

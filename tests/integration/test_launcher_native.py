@@ -291,7 +291,7 @@ def test_start_that_fails_is_undone(make: Callable[..., Launcher], step: str) ->
     launcher.prepare(0)
     before = launcher.descriptors()
     extra = launcher.group(0) / "more"
-    request = launcher.plan("a", 0, disk_bytes=1 << 20, step=(plan.mkdir_step(str(extra), 0o755),))
+    request = launcher.plan("a", 0, disk_bytes=1 << 20, step=(f"mkdir {extra} 755 -1",))
     failure = launcher.failure(request)
     assert (failure.error_step, failure.errno) == (step, errno.EIO)
     assert launcher.uppers() == set()

@@ -75,7 +75,7 @@ class OutputSink(Protocol):
     Credit beyond the first window is granted for safe bytes only, those that need not be sent again
     after a crash of this process: `safe_offset` must be up to date when `drain` returns. A sink that
     dies with this process calls all bytes safe. A sink that wants back-pressure awaits in `drain`.
-    What these methods raise as SkerryError ends the operation, and `Running.wait` raises it.
+    What these methods raise as SkerryError ends the operation, and `RunningOperation.wait` raises it.
     """
 
     def write(self, stream: Stream, offset: int, data: bytes) -> None:
@@ -86,35 +86,3 @@ class OutputSink(Protocol):
 
     async def drain(self) -> None:
         """Returns when more output is welcome."""
-
-
-class Running(Protocol):
-    """An operation under way."""
-
-    @property
-    def started(self) -> asyncio.Future[int]:
-        """Its process id inside, once exec was reached; cancelled if it never was."""
-
-    async def wait(self) -> Outcome:
-        """Returns when the agent said DONE and all output was given to the sink.
-
-        Raises Unavailable if the channel is lost first: the operation goes on inside, `attach` later.
-        """
-
-    async def write_stdin(self, data: bytes) -> None:
-        """Sends bytes, within the agent's credit."""
-
-    async def close_stdin(self) -> None:
-        """Ends standard input."""
-
-    def signal(self, number: int) -> None:
-        """Sends a signal to every process of the operation."""
-
-    def cancel(self) -> None:
-        """Ends every process of the operation; `wait` then returns with `cancelled`."""
-
-    def resize(self, rows: int, cols: int) -> None:
-        """Sets the size of its terminal."""
-
-    def acknowledge(self) -> None:
-        """Tells the agent that the result is recorded, so that it forgets it."""

@@ -59,7 +59,7 @@ class Outlet:
 
 
 class RunningOperation:
-    """`api.Running`. Made by the client only; in its table until DONE, an error, or a lost channel."""
+    """Made by the client only; in its table until DONE, an error, or a lost channel."""
 
     __slots__ = (
         "_attached",

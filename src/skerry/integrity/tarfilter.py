@@ -18,7 +18,6 @@ from skerry.spec.files import Change, FileType
 
 BLOCK = 512
 HEADER_BYTES_MAX = 1 << 20  # of one pax or GNU long-name record
-_FILE_KINDS = b"0\x007"
 _END = bytes(2 * BLOCK)
 
 

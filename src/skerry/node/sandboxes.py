@@ -10,8 +10,6 @@ from skerry.spec import ids
 from skerry.spec.sandbox import State
 from skerry.wire.http import SandboxPage
 
-PAGE_MAX = 1000
-
 
 class Sandboxes:
     """Every sandbox by id, oldest first, and by its idempotency key.

@@ -10,9 +10,7 @@ import msgspec
 
 from skerry.errors import Bug, Unavailable
 from skerry.spec.command import RunResult, Terminal
-from skerry.wire.http import ClientEvent, StreamEvent
-
-EVENT_BYTES_MAX = 80 << 20  # a result carries at most two streams of OUTPUT_LIMIT_MAX / 2 each
+from skerry.wire.http import STREAM_EVENT_BYTES_MAX, ClientEvent, StreamEvent
 
 _decode = msgspec.msgpack.Decoder(StreamEvent).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -29,7 +27,7 @@ async def events_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[StreamEvent]:
         buffer += chunk
         while len(buffer) >= 4:
             (length,) = struct.unpack_from("<I", buffer)
-            if length > EVENT_BYTES_MAX:
+            if length > STREAM_EVENT_BYTES_MAX:
                 raise Bug(f"an event of {length} bytes")
             if len(buffer) < 4 + length:
                 break

@@ -15,7 +15,6 @@ from skerry.spec.layers import LayerFile, RootfsPlan
 
 CACHE = "/var/cache/skerry"
 _MKFS_TIMEOUT_S = 300.0
-_PART = 1 << 20
 
 
 def directory() -> Path:

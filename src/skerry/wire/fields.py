@@ -109,10 +109,6 @@ class Fields:
             raise ProtocolError(f"field {tag.name}: {value} is not within {low}..{high}")
         return value
 
-    def u64_or(self, tag: Tag, default: int, low: int = 0, high: int = NUMBER_MAX) -> int:
-        """Returns the one number, or the default if there is none."""
-        return self.u64(tag, low, high) if tag in self.by_tag else default
-
     def flag(self, tag: Tag) -> bool:
         """Returns whether the number is 1; it must be 0 or 1."""
         return self.u64(tag, 0, 1) == 1

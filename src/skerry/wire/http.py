@@ -65,7 +65,7 @@ MSGPACK = "application/msgpack"
 JSON = "application/json"
 STREAM = "application/x-skerry-stream"
 OWNER_HEADER = "x-skerry-owner"  # names the owner connection that an undetached sandbox belongs to
-STREAM_EVENT_BYTES_MAX = 96 * 1024 * 1024  # no event, and so no length prefix, is larger
+STREAM_EVENT_BYTES_MAX = 1 << 20  # an event carries a piece of output, or a result without any
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

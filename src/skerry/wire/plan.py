@@ -362,29 +362,3 @@ class AgentConfig(Body, frozen=True, kw_only=True):
     env: tuple[bytes, ...] = ()  # "K=V", the default environment
     exec_deadline_ms: int = 10_000
     max_ops: int = 512
-
-
-def mkdir_step(path: str, mode: int, uid: int = -1) -> str:
-    """Returns a step that makes a directory; `uid` owns it and its cgroup files, -1: root."""
-    if not 0 <= mode <= 0o7777 or not -1 <= uid <= UID_MAX:
-        raise InvalidRequest(f"mkdir {path}: mode {mode:o} or uid {uid} is out of bounds")
-    return f"mkdir {_step_path(path)} {mode:o} {uid}"
-
-
-def rmdir_step(path: str) -> str:
-    """Returns a step that removes an empty directory."""
-    return f"rmdir {_step_path(path)}"
-
-
-def write_step(path: str, value: str) -> str:
-    """Returns a step that writes a value to a file."""
-    if "\n" in value or "\0" in value:
-        raise InvalidRequest(f"write {path}: a value holds a newline or a NUL")
-    return f"write {_step_path(path)} {value}"
-
-
-def _step_path(path: str) -> str:
-    parts = path.split("/")
-    if not path.startswith("/") or ".." in parts or any(c.isspace() or c == "\0" for c in path):
-        raise InvalidRequest(f"{path!r} cannot be the path of a step")
-    return path

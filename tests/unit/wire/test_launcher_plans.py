@@ -19,7 +19,7 @@ START = plan.StartPlan(
     hostname="skerry",
     disk_bytes=1 << 30,
     shm_bytes=64 << 20,
-    step=(plan.mkdir_step("/sys/fs/cgroup/a", 0o755, 100000),),
+    step=("mkdir /sys/fs/cgroup/a 755 100000",),
     agent_group="/sys/fs/cgroup/a/agent",
     work_group="/sys/fs/cgroup/a/w",
     tasks=("/sys/fs/cgroup/memory/a/tasks",),
@@ -123,25 +123,3 @@ def test_exit_is_an_event():
 def test_packet_that_is_no_answer_is_refused(packet):
     with pytest.raises(ProtocolError):
         plan.decode(packet)
-
-
-def test_steps_are_text_of_the_page():
-    assert plan.mkdir_step("/c/a", 0o755, 5) == "mkdir /c/a 755 5"
-    assert plan.mkdir_step("/c/a", 0o700) == "mkdir /c/a 700 -1"
-    assert plan.rmdir_step("/c/a") == "rmdir /c/a"
-    assert plan.write_step("/c/a", "max 100000") == "write /c/a max 100000"
-
-
-@pytest.mark.parametrize("path", ["a", "/a b", "/a/../b", "/a\nb", "/..", ""])
-def test_path_that_cannot_be_in_a_step_is_refused(path):
-    with pytest.raises(InvalidRequest):
-        plan.rmdir_step(path)
-
-
-def test_values_that_cannot_be_in_a_step_are_refused():
-    with pytest.raises(InvalidRequest):
-        plan.write_step("/a", "1\nrmdir /b")
-    with pytest.raises(InvalidRequest):
-        plan.mkdir_step("/a", 0o10000)
-    with pytest.raises(InvalidRequest):
-        plan.mkdir_step("/a", 0o755, -2)
