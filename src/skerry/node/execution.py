@@ -22,7 +22,7 @@ from skerry.node.answers import Answers
 from skerry.node.handles import Handles
 from skerry.node.link import Link
 from skerry.node.lives import Lives
-from skerry.node.operation import Op
+from skerry.node.operation import Op, Past
 from skerry.node.parts import Parts
 from skerry.node.sandbox import Sandbox
 from skerry.spec.command import RunResult
@@ -166,7 +166,9 @@ class Execution:
         """Records the answer and gives it to everyone who waits; returns it."""
         void = isinstance(answer, SkerryError) and not op.sent
         try:
-            if void:
+            if sandbox.gone:
+                log.warning("%s ended after all of %s was let go of", op.id, sandbox.id)
+            elif void:
                 self._ledger.append(sandbox.id, ledger.Void(op.raw))
             else:
                 self._answers.record(sandbox, op, answer)
@@ -183,8 +185,8 @@ class Execution:
         return answer
 
     def _leave(self, sandbox: Sandbox, op: Op) -> None:
-        if isinstance(sandbox.ops.get(op.id), Op):  # it has no answer on record
-            del sandbox.ops[op.id]
+        if not isinstance(sandbox.ops.get(op.id), Past):  # it has no answer on record
+            sandbox.ops.pop(op.id, None)
             op.sink.close()
         self._admission.operations -= 1
         sandbox.running -= 1

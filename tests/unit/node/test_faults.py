@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from skerry.errors import StorageFailed, Unavailable
+from skerry.errors import SandboxFailed, StorageFailed, Unavailable
 from skerry.node.config import Limits
 from skerry.node.main import _end_parts
 from skerry.node.recovery import recover
@@ -143,3 +143,20 @@ async def test_create_that_is_cancelled_leaves_no_sandbox(stand) -> None:
         assert len(node.sandboxes) == 0
         assert stand.world.instances == {}
         await transport.close()
+
+
+async def test_command_that_ends_after_its_sandbox_was_forgotten_is_answered(stand) -> None:
+    async with stand.alive() as node:
+        sandbox = await node.lives.create(SandboxSpec())
+        run = asyncio.create_task(
+            node.operations.run(sandbox, OP, CommandSpec(argv=("sleep", "60")))
+        )
+        await settle()
+        link, instance = sandbox.link, sandbox.instance
+        node.lives._forget(sandbox)  # as when it did not settle in time
+        await link.end(SandboxFailed("it was deleted"))
+        with pytest.raises(SandboxFailed, match="deleted"):
+            await asyncio.wait_for(run, 5)
+        assert node.ledger._journal.subjects() == []
+        await instance.destroy()
+        node.admission.sandboxes -= 1
