@@ -85,7 +85,7 @@ async def _run_live(app: App, sandbox: Sandbox, command: Command) -> RunResult:
         if command.tty:
             stack.enter_context(stdio.raw_terminal(app))
             stack.enter_context(stdio.following_size(live))
-        feeder = asyncio.create_task(stdio.feed(live))
+        feeder = asyncio.create_task(stdio.feed(live, tty=command.tty))
         # It fails only with the connection, which the loop below reports.
         stack.callback(feeder.cancel)
         async for event in live:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from skerry.wire.http import StreamEvent
 
 CHUNK = 64 * 1024
+END_OF_TRANSMISSION = b"\x04"
+END_AGAIN_S = 0.5
 
 
 def descriptor(stream: str) -> int | None:
@@ -71,10 +73,13 @@ async def stdin_chunks(lane: Lane) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def feed(live: LiveCommand) -> None:
-    """Sends standard input to the command, to its end."""
+async def feed(live: LiveCommand, *, tty: bool = False) -> None:
+    """Sends standard input to the command, to its end; a terminal is told that by Ctrl-D."""
     async for chunk in stdin_chunks(Lane()):
         await live.send(chunk)
+    while tty:  # a Ctrl-D is lost on a shell that is between two modes: the end stays the end
+        await live.send(END_OF_TRANSMISSION)
+        await asyncio.sleep(END_AGAIN_S)
     await live.end_input()
 
 

@@ -89,6 +89,8 @@ class FakeLive:
 
     async def send(self, data: bytes) -> None:
         self.sent += data
+        if data == b"\x04":  # what ends the input of a terminal
+            self.input_ended.set()
 
     async def end_input(self) -> None:
         self.ended = True

@@ -180,3 +180,9 @@ def test_shell_asks_for_a_terminal_of_the_right_kind_and_removes_its_own_sandbox
     assert (keywords["terminal"].rows, keywords["terminal"].cols) == (24, 80)
     assert keywords["env"] == {"TERM": "xterm-256color"}
     assert client.destroyed == [ONE]
+
+
+def test_a_terminal_is_told_the_end_of_a_pipe_by_ctrl_d() -> None:
+    client = FakeClient()
+    result = invoke(client, "run", "-i", "-t", "default", "--", "cat", input="ls\n")
+    assert "got ls\n\x04" in result.stdout
