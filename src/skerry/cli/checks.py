@@ -172,7 +172,8 @@ def erofs_check() -> Check:
 
 def program_check(program: str, package: str, consequence: str) -> Check:
     """A program of the distribution."""
-    path = shutil.which(program)
+    # As the node looks for it: a user's own path often lacks the directories of root.
+    path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if path:
         return Check(program, "ok", path)
     return Check(program, "warning", "not found", consequence, f"apt-get install {package}")

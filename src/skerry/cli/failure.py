@@ -49,6 +49,9 @@ def report(app: App, error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return 128 + signal.SIGINT
     if isinstance(error, click.ClickException):
+        if type(error).__name__ == "NoArgsIsHelpError" and not app.as_json:
+            click.echo(error.format_message(), err=True)  # the help says all
+            return USAGE
         return _usage(app, error)
     if isinstance(error, BaseExceptionGroup):
         # Task groups wrap what happened; the first cause is what a reader can act on.
@@ -153,7 +156,11 @@ def hint_for(error: SkerryError, *, remote: bool, state: str) -> str | None:
     return None
 
 
-def _hint_not_found(error: SkerryError) -> str:
+def _hint_not_found(error: SkerryError) -> str | None:
     if any(kind in error.message for kind in ("base/", "workspace/", "toolkit/")):
         return "`skerry image ls` lists what there is"
-    return "`skerry ls -a` lists sandboxes, `skerry image ls` lists layers"
+    if "sandbox" in error.message:
+        return "`skerry ls -a` lists sandboxes"
+    if error.message.startswith(("no rollout", "no job")):
+        return "`skerry trace ls --all` lists what is on record; --jobs names another place"
+    return None

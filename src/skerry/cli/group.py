@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import signal
 import sys
@@ -112,6 +113,19 @@ class LazyGroup(SkerryGroup):
         module, _, attribute = self._lazy[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command; for a mistyped one names those that it may have been."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx))
+            if not close or "mean" in error.message:  # newer versions of click say it themselves
+                raise
+            text = f"{error.message} Did you mean {' or '.join(close)}?"
+            raise click.UsageError(text, error.ctx or ctx) from None
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the commands without importing them."""

@@ -12,6 +12,7 @@ from skerry.cli.group import SkerryGroup
 from skerry.cli.jobs import jobs_dir, jobs_option, progress
 from skerry.cli.rollout import downloads
 from skerry.cli.shipped import all_tasks, task_paths
+from skerry.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from skerry.worker.tasks import TaskCheck
@@ -76,6 +77,12 @@ def check(app: App, /, *, paths: tuple[str, ...], jobs: str | None) -> int:
     from skerry.worker import check_task, load_tasks
 
     found = load_tasks(task_paths(paths))
+    for item in found:
+        if item.package.name == "TODO":
+            raise InvalidRequest(
+                f"{item.id}: the skeleton is not filled in yet",
+                hint="replace every TODO in its task.toml; docs/guide/tasks.md has the fields",
+            )
 
     async def work() -> list[TaskCheck]:
         done = []

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -171,6 +172,12 @@ def make_token(state_dir: str) -> str:
     return path
 
 
+def _as_seen_from_afar(listen: str) -> str:
+    """Returns HOST:PORT with this machine's name instead of "all addresses"."""
+    host, _, port = listen.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host in ("", "0.0.0.0", "[::]", "*") else listen  # noqa: S104
+
+
 def describe(app: App, health: Health, listen: str | None, token_file: str | None) -> None:
     """Says which node runs and how to reach it."""
     settings = app.settings
@@ -194,7 +201,8 @@ def describe(app: App, health: Health, listen: str | None, token_file: str | Non
     app.line(f"node {health.node} runs (pid {health.pid})")
     app.line(f"  here     skerry{where} run default -- uname -a")
     if listen:
-        app.line(f"  remote   SKERRY_URL=http://{listen} SKERRY_TOKEN=(the text of {token_file})")
+        app.line(f"  remote   SKERRY_URL=http://{_as_seen_from_afar(listen)} SKERRY_TOKEN=...")
+        app.line(f"           the token is the text of {token_file}")
     else:
         app.line("  remote   not served; --listen HOST:PORT would")
     app.line(f"  log      {settings.state}/node.log")

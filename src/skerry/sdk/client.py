@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from types import TracebackType
 
+from skerry.errors import InvalidRequest
 from skerry.sdk.embedded import RUN_DIR, STATE_DIR, OwnerConnection, find_or_start
 from skerry.sdk.images import AsyncImages
 from skerry.sdk.sandboxes import AsyncSandboxes
@@ -80,6 +81,10 @@ class AsyncClient:
 def _transport_of(url: str, token: str | None) -> Transport:
     if url.startswith("unix://"):
         return Transport("http://node", socket_path=url.removeprefix("unix://"), token=token)
+    if not url.startswith(("http://", "https://")):
+        raise InvalidRequest(
+            f"{url!r} is no node's address: write http://HOST:PORT or unix:///PATH"
+        )
     return Transport(url, token=token)
 
 

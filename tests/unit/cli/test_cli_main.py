@@ -14,15 +14,16 @@ import pytest
 from click.testing import CliRunner
 from fake_client import ONE, FakeClient, info, invoke, manifest
 
+from skerry import aio
 from skerry.cli import app as app_module
 from skerry.cli.app import App, Settings
 from skerry.cli.at_exit import AtExit
-from skerry.cli.failure import report
+from skerry.cli.failure import hint_for, report
 from skerry.cli.loop import Interrupted, Lane, run_work
 from skerry.cli.main import COMMANDS, cli
 from skerry.cli.plain import plain
 from skerry.cli.words import age, plural, size
-from skerry.errors import NotFound, Overloaded, SkerryError, Unavailable
+from skerry.errors import InvalidRequest, NotFound, Overloaded, SkerryError, Unavailable
 from skerry.spec.command import RunResult
 
 
@@ -271,3 +272,47 @@ def test_skerry_errors_never_show_a_traceback(capfd: pytest.CaptureFixture[str])
         shown = capfd.readouterr().err
         assert shown.startswith("skerry: what happened\n")
         assert "Traceback" not in shown
+
+
+def test_a_mistyped_command_is_told_what_it_may_have_been() -> None:
+    result = invoke(FakeClient(), "rnu")
+    assert result.exit_code == 2
+    assert "No such command 'rnu'" in result.stderr
+    assert "Did you mean run?" in result.stderr
+
+
+def test_no_words_at_all_show_the_help_and_nothing_else() -> None:
+    result = invoke(FakeClient())
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Usage: ")
+    assert "lists the options" not in result.stderr
+
+
+def test_an_unfilled_skeleton_of_a_task_is_refused_before_anything_is_fetched(
+    tmp_path: Path,
+) -> None:
+    folder = str(tmp_path / "mine")
+    assert invoke(FakeClient(), "task", "new", folder).exit_code == 0
+    result = invoke(FakeClient(), "task", "check", folder)
+    assert result.exit_code == 125
+    assert "replace every TODO" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("there is no sandbox s1", "`skerry ls -a` lists sandboxes"),
+        ("no rollout 'x' in /jobs", "`skerry trace ls --all` lists"),
+        ("/root/nosuch: No such file or directory (stat)", None),
+    ],
+)
+def test_what_is_missing_decides_where_to_look(message: str, hint: str | None) -> None:
+    said = hint_for(NotFound(message), remote=False, state="/s")
+    assert (said or "").startswith(hint or "")
+    assert (said is None) == (hint is None)
+
+
+async def test_an_address_without_a_scheme_says_how_to_write_it() -> None:
+    with pytest.raises(InvalidRequest, match="http://HOST:PORT"):
+        async with aio.connect("127.0.0.1:7070"):
+            pass
