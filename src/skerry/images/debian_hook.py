@@ -13,7 +13,7 @@ rm -f "$root/etc/apt/sources.list" "$root/etc/apt/sources.list.d"/* \
     "$root/etc/apt/apt.conf.d/99mmdebstrap"
 rm -f "$root/etc/resolv.conf" && : >"$root/etc/resolv.conf"
 echo sandbox >"$root/etc/hostname"
-printf '127.0.0.1\tlocalhost sandbox\n::1\tlocalhost\n' >"$root/etc/hosts"
+printf '127.0.0.1\tlocalhost skerry\n::1\tlocalhost\n' >"$root/etc/hosts"
 
 mkdir -p "$root/etc/apt/sources.list.d"
 {
