@@ -3,7 +3,8 @@
 #
 #   make setup            everything; a second run finds all of it and takes well under a second
 #   PYTHON=/path/python3.12 make setup     choose the interpreter of .venv
-#   SKERRY_CACHE=/big/disk make setup      where built tools and base images are kept
+#   SKERRY_CACHE=/big/disk make setup      where tools are built
+#                                          (a node finds them in /var/cache/skerry and in PATH)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/lib.sh
