@@ -21,7 +21,7 @@ test: setup ## Run the native and the Python tests (PYTEST_ARGS='...' for pytest
 	$(MAKE) -C native test
 	$(PYTHON_VENV) -m pytest $(PYTEST_ARGS)
 
-demo: setup ## Start a sandbox and show what it can do
+demo: setup ## Run the main job on ten real bugs with scripted policies
 	.venv/bin/skerry demo
 
 bench: setup ## Run all benchmarks, write bench/results
@@ -57,7 +57,7 @@ dist: setup ## Build the wheel, with the native programs in it, into dist/
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) \
 		$(PYTHON_VENV) -m build --wheel --outdir dist
 	@for program in skerry-spawn skerry-init; do \
-		$(PYTHON_VENV) -m zipfile --list dist/*.whl | grep -q "skerry/_native/$$program " || \
+		$(PYTHON_VENV) -m zipfile --list dist/*.whl | grep "skerry/_native/$$program " >/dev/null || \
 		{ echo "error: $$program is not in the wheel" >&2; exit 1; }; \
 	done
 
