@@ -10,9 +10,11 @@ import asyncio
 import random
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any, TypeVar, overload
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from skerry.errors import Bug, SkerryError, Unavailable
 from skerry.wire.http import MSGPACK, OWNER_HEADER, ErrorBody
@@ -49,6 +51,13 @@ class Transport:
     def where(self) -> str:
         """The node's address, for messages."""
         return self.socket_path or self.base
+
+    def _address(self, path: str, params: Query) -> URL:
+        # aiohttp would drop the bytes of a path inside that are no UTF-8, and name another file.
+        url = URL(self.base + path)
+        if not params:
+            return url
+        return URL(f"{url}?{urlencode(params, errors='surrogateescape')}", encoded=True)
 
     def session(self) -> aiohttp.ClientSession:
         """Returns the session of the running loop, made at need."""
@@ -154,9 +163,8 @@ class Transport:
             try:
                 async with self.session().request(
                     method,
-                    self.base + path,
+                    self._address(path, params),
                     data=data,
-                    params=params,
                     headers=self.headers(MSGPACK if data is not None else None),
                 ) as response:
                     raw = await response.read()
@@ -186,9 +194,8 @@ class Transport:
         try:
             async with self.session().request(
                 method,
-                self.base + path,
+                self._address(path, params),
                 data=chunks,
-                params=params,
                 headers=self.headers("application/octet-stream"),
             ) as response:
                 raw = await response.read()
@@ -206,9 +213,8 @@ class Transport:
         try:
             async with self.session().request(
                 method,
-                self.base + path,
+                self._address(path, params),
                 data=data,
-                params=params,
                 headers=self.headers(MSGPACK if data is not None else None),
             ) as response:
                 if response.status >= 400:
@@ -222,8 +228,7 @@ class Transport:
         """Opens a WebSocket; messages on it are msgpack."""
         try:
             return await self.session().ws_connect(
-                self.base + path,
-                params=params,
+                self._address(path, params),
                 headers=self.headers(),
                 heartbeat=20.0,
                 max_msg_size=1 << 20,
