@@ -53,6 +53,8 @@ lint-shell:
 dist: setup ## Build the wheel, with the native programs in it, into dist/
 	@# setuptools would put what it finds of an earlier build into the wheel.
 	rm -rf build/lib build/bdist.* dist
+	@# An installed Skerry has the example tasks too, for `skerry demo`.
+	rm -rf src/skerry/_tasks && cp -R examples/tasks src/skerry/_tasks
 	@# Equal commits give equal wheels.
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) \
 		$(PYTHON_VENV) -m build --wheel --outdir dist
@@ -60,6 +62,7 @@ dist: setup ## Build the wheel, with the native programs in it, into dist/
 		$(PYTHON_VENV) -m zipfile --list dist/*.whl | grep "skerry/_native/$$program " >/dev/null || \
 		{ echo "error: $$program is not in the wheel" >&2; exit 1; }; \
 	done
+	rm -rf src/skerry/_tasks
 
 clean: ## Remove everything made in the checkout (the cache in /var/cache/skerry stays)
 	[ ! -f native/Makefile ] || $(MAKE) -C native clean

@@ -28,7 +28,7 @@ async def own_client() -> AsyncIterator[Any]:
             node = (await client.health()).pid
             yield client
         until = time.monotonic() + GONE_WITHIN_SECONDS
-        while os.path.exists(f"/proc/{node}") and time.monotonic() < until:
+        while os.path.exists(f"/proc/{node}") and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     finally:
         shutil.rmtree(STATE, ignore_errors=True)

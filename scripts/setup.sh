@@ -3,8 +3,8 @@
 #
 #   make setup            everything; a second run finds all of it and takes well under a second
 #   PYTHON=/path/python3.12 make setup     choose the interpreter of .venv
-#   SKERRY_CACHE=/big/disk make setup      where tools are built
-#                                          (a node finds them in /var/cache/skerry and in PATH)
+#   SKERRY_CACHE=/big/disk make setup      where tools are built and archives kept; set it for
+#                                          `skerry` too, or cache_dir in a node's configuration
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/lib.sh

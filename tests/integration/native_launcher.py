@@ -25,7 +25,11 @@ UID_BASE, OWNER = 3_000_000, 3_900_000
 
 
 def _mkfs_erofs() -> str | None:
-    cached = sorted(Path("/var/cache/skerry").glob("erofs-utils*/bin/mkfs.erofs"))
+    cached = sorted(
+        Path(os.environ.get("SKERRY_CACHE", "/var/cache/skerry")).glob(
+            "erofs-utils*/bin/mkfs.erofs"
+        )
+    )
     return str(cached[-1]) if cached else shutil.which("mkfs.erofs")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from skerry.cli.secrets import cache_home
 from skerry.cli.words import size
 from skerry.errors import SkerryError
 
@@ -157,7 +158,7 @@ def erofs_check() -> Check:
     from skerry.images.erofs import Tools
 
     try:
-        tool = Tools().mkfs()
+        tool = Tools(cache_home()).mkfs()
     except SkerryError as error:
         return Check("mkfs.erofs", "missing", "not found", "no layer can be made", error.message)
     version = ".".join(map(str, tool.version))

@@ -13,6 +13,7 @@ import click
 
 from skerry.cli.app import App, Settings
 from skerry.cli.group import SkerryCommand
+from skerry.cli.secrets import cache_home
 from skerry.errors import Conflict, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
         "state_dir": settings.state,
         "run_dir": settings.run,
         "store_dir": os.path.join(settings.state, "store"),
+        "cache_dir": cache_home(),
     }
     if settings.state_dir is None and "state_dir" in content and "store_dir" not in content:
         values["store_dir"] = os.path.join(str(content["state_dir"]), "store")

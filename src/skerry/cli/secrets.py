@@ -21,7 +21,12 @@ def state_home() -> str:
 
 
 def cache_home() -> str:
-    """Returns the directory for what can be fetched again: the machine's for root, else the user's."""
+    """Returns the directory for what can be fetched again.
+
+    SKERRY_CACHE if it is set, as `make setup` takes it; else the machine's for root, or the user's.
+    """
+    if named := os.environ.get("SKERRY_CACHE"):
+        return os.path.abspath(named)
     if os.geteuid() == 0:
         return "/var/cache/skerry"
     return os.path.join(

@@ -57,6 +57,10 @@ mv "$root/etc/dpkg/dpkg.cfg.d/99mmdebstrap" "$root/etc/dpkg/dpkg.cfg.d/90skerry-
 printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
 chmod 0755 "$root/usr/sbin/policy-rc.d"
 
+# A sandbox is thrown away: nothing of the distribution must be kept from pip, and its refusal
+# would hide the real reason when there is no network.
+rm -f "$root"/usr/lib/python3*/EXTERNALLY-MANAGED
+
 # Made anew where needed, different at every build, or a record of the build.
 find "$root/var/log" -type f -delete
 find "$root/var/cache" -mindepth 1 -type f -delete

@@ -116,4 +116,4 @@ def _backends(config: NodeConfig, identity: Identity) -> dict[str, Backend]:
 
 def _library(config: NodeConfig) -> Library:
     store = DirectoryStore(config.store_dir)
-    return ImageLibrary(store, Tools(), os.path.join(config.store_dir, "scratch"))
+    return ImageLibrary(store, Tools(config.cache_dir), os.path.join(config.store_dir, "scratch"))

@@ -37,6 +37,7 @@ class NodeConfig:
     state_dir: str  # node name, epoch, journal, spooled output
     run_dir: str  # sockets; on a tmpfs
     store_dir: str  # layers
+    cache_dir: str = "/var/cache/skerry"  # image tools and archives that can be had again
     socket: str = ""  # API on a unix socket, mode 0600; "": node.sock in run_dir
     tcp: str | None = None  # API on "host:port" too; needs tokens; port 0 takes a free one
     tokens: tuple[str, ...] = ()
@@ -56,7 +57,7 @@ class NodeConfig:
 
     def check(self) -> NodeConfig:
         """Returns itself if it makes sense; raises InvalidRequest naming what does not."""
-        for name in ("state_dir", "run_dir", "store_dir"):
+        for name in ("state_dir", "run_dir", "store_dir", "cache_dir"):
             if not os.path.isabs(getattr(self, name)):
                 raise InvalidRequest(f"{name} must be an absolute path")
         if len(os.fsencode(self.socket_path)) > 107:

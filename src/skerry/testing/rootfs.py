@@ -13,7 +13,7 @@ from skerry.backends.api import Health
 from skerry.errors import Unavailable
 from skerry.spec.layers import LayerFile, RootfsPlan
 
-CACHE = "/var/cache/skerry"
+CACHE = os.environ.get("SKERRY_CACHE", "/var/cache/skerry")  # as `make setup` takes it
 _MKFS_TIMEOUT_S = 300.0
 
 
