@@ -127,7 +127,7 @@ class AsyncSandboxes:
             on_idle=on_idle,
             ttl=ttl,
             labels=labels,
-            key=None,
+            key=secrets.token_hex(16),
             detached=detached,
         )
         items = await self.create_batch(spec, count, all_or_nothing=True)
@@ -142,11 +142,20 @@ class AsyncSandboxes:
     async def create_batch(
         self, spec: SandboxSpec, count: int, *, all_or_nothing: bool = False
     ) -> tuple[BatchItem, ...]:
-        """Asks for `count` sandboxes and returns each one's info or error, in order."""
+        """Asks for `count` sandboxes and returns each one's info or error, in order.
+
+        With a key in the spec a lost connection is followed by the same request again: members that
+        were made are found by `KEY/i` and not made twice.
+        """
         body = BatchCreate(spec=spec, count=count, all_or_nothing=all_or_nothing)
-        return (
-            await self._transport.call("POST", "/v1/sandboxes/batch", BatchResult, body=body)
-        ).items
+        result = await self._transport.call(
+            "POST",
+            "/v1/sandboxes/batch",
+            BatchResult,
+            body=body,
+            repeatable=spec.key is not None,
+        )
+        return result.items
 
     async def destroy_many(self, sandboxes: Sequence[AsyncSandbox | str]) -> None:
         """Destroys them in one request; raises the first error after all were tried."""

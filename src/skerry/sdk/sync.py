@@ -453,7 +453,11 @@ class Sandboxes:
     def create_batch(
         self, spec: SandboxSpec, count: int, *, all_or_nothing: bool = False
     ) -> tuple[BatchItem, ...]:
-        """Asks for `count` sandboxes and returns each one's info or error, in order."""
+        """Asks for `count` sandboxes and returns each one's info or error, in order.
+
+        With a key in the spec a lost connection is followed by the same request again: members that
+        were made are found by `KEY/i` and not made twice.
+        """
         return self._portal.call(
             self._inner.create_batch(spec, count, all_or_nothing=all_or_nothing)
         )
