@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -91,13 +92,15 @@ static void signals_ready(struct source *src, uint32_t events)
  * Dispositions go back to their defaults here, once, so that no child has to do it. */
 static void signals_init(void)
 {
-	struct sigaction dfl = {.sa_handler = SIG_DFL};
+	/* The kernel's struct sigaction, all of it zero: SIG_DFL. The library's own call refuses the
+	 * signals that it keeps for itself (32 to 34), which a parent may well have ignored. */
+	static const unsigned long dfl[4];
 	sigset_t all, child;
 
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
-	for (int s = 1; s < NSIG; s++)
-		sigaction(s, &dfl, NULL); /* refused for KILL, STOP and the C library's own: fine */
+	for (int s = 1; s <= 64; s++)
+		syscall(SYS_rt_sigaction, s, dfl, NULL, 8); /* refused for KILL and STOP: fine */
 	sigemptyset(&child);
 	sigaddset(&child, SIGCHLD);
 	source_open(&signals, signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK), signals_ready);

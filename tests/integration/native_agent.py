@@ -153,6 +153,9 @@ def _become_init(descriptors: list[int | None]) -> None:
     os.setresuid(OWNER_UID, OWNER_UID, OWNER_UID)
     empty = (ctypes.c_char_p * 1)(None)
     argv = (ctypes.c_char_p * 2)(b"skerry-init", None)
+    ignore = (ctypes.c_ulong * 4)(1)  # the kernel's struct sigaction with SIG_IGN
+    for number in (15, 32, 33, 64):  # as a parent may leave them: commands must not inherit that
+        _libc.syscall(13, number, ignore, None, 8)
     _libc.syscall(322, 4, b"", argv, empty, 0x1000)  # execveat(AT_EMPTY_PATH)
     os._exit(126)
 
