@@ -15,6 +15,7 @@ import pytest
 from test_cli_live import place
 
 from skerry.testing import rootfs
+from skerry.testing.census import Watch
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -46,12 +47,15 @@ def job() -> Iterator[Job]:
     reason = rootfs.container_reason()
     if reason:
         pytest.skip(reason)
+    before = Watch()
     with place() as top:
         job = Job(top)
         done = job("demo", *TASKS)
         assert done.returncode == 0, done.stderr
         assert "no cheat paid" in done.stdout
         yield job
+        # Its node ends by itself once the last command has gone, and leaves nothing.
+        assert before.left() == []
 
 
 def test_demo_pays_the_fix_and_nobody_else(job: Job) -> None:
