@@ -122,10 +122,11 @@ class AsyncImages:
                     for line in (result.text + result.error_text).splitlines():
                         on_log(line)
                 if not result.ok:
-                    tail = (result.text + result.error_text)[-2000:]
+                    # With a listener the output has been shown already, line by line.
+                    tail = "" if on_log else "\n" + (result.text + result.error_text)[-2000:]
                     why = result.start_error or f"status {result.exit_code}"
                     raise SandboxFailed(
-                        f"building {name}: the step {step!r} failed ({why})\n{tail}"
+                        f"building {name}: the step {step!r} failed ({why}){tail}"
                     )
             return await sandbox.commit(name, exclude=exclude)
 

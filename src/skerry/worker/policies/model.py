@@ -41,7 +41,8 @@ async def _open(session: Session, target_port: int) -> AsyncIterator[None]:
             async with asyncio.timeout(OPEN_WITHIN_S):
                 await stack.enter_async_context(session.forward(PORT, "127.0.0.1", target_port))
         except (TimeoutError, ConnectionError) as error:
-            raise Unavailable(f"the port {PORT} inside: {error or 'no answer'}") from error
+            why = str(error) or f"no answer within {OPEN_WITHIN_S:g} s"
+            raise Unavailable(f"port {PORT} could not be opened inside: {why}") from error
         yield
 
 
