@@ -2,7 +2,7 @@
 
 Usage: python bench/create.py [--quick] [--json] [--out FILE]
 
-Clocks, all read in the client, a Python process that talks to a node of its own:
+Clocks, all read in the client, a Python process on uvloop that talks to a node of its own:
 
 - `first_output_ms_*_cN`: from just before the create call until the result of the first command
   (`/bin/true`, dynamically linked) is in the client's hands; N clients in a closed loop.
@@ -49,7 +49,7 @@ class Plan:
 
 
 FULL = Plan(3, {1: 5.0, 16: 10.0, 64: 10.0}, 10.0, 5.0, {64: 15, 1000: 5})
-QUICK = Plan(2, {1: 1.0, 16: 4.0, 64: 4.0}, 2.0, 1.5, {64: 3, 1000: 1})
+QUICK = Plan(2, {1: 1.0, 16: 4.0, 64: 4.0}, 2.0, 1.5, {64: 3, 1000: 3})
 
 
 class Product:

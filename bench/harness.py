@@ -27,6 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import uvloop
+
 BENCH = Path(__file__).resolve().parent
 CHECKOUT = BENCH.parent
 RESULTS = BENCH / "results"
@@ -139,7 +141,7 @@ def _client_process(
     make: Callable[..., Awaitable[Loop]], start_at: float, arguments: tuple[Any, ...]
 ) -> Loop:
     time.sleep(max(0.0, start_at - time.monotonic()))
-    return asyncio.run(_awaited(make(*arguments)))
+    return uvloop.run(_awaited(make(*arguments)))
 
 
 async def _awaited(work: Awaitable[Loop]) -> Loop:

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import uvloop
+
 from harness import RESULTS, BenchmarkFailedError, Percentiles, machine_facts
 from product import RUN, STATE
 from skerry.testing.census import Watch
@@ -112,7 +114,7 @@ def run(name: str, doc: str, measure: Callable[[Result, bool], Awaitable[None]])
     if options.quick:
         result.notes.append("quick: fewer repeats and wider error than a full run")
     try:
-        asyncio.run(_measured(result, options.quick, measure))
+        uvloop.run(_measured(result, options.quick, measure))
     except ModuleNotFoundError as error:
         print(f"bench {name}: {error}; install the checkout first", file=sys.stderr)
         return 2

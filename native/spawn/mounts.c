@@ -98,22 +98,6 @@ static int fill_dev(int dev, uid_t owner)
 	return err;
 }
 
-static int new_mount(const char *type, unsigned attributes, const char *const options[][2])
-{
-	close_auto int fs = sys_fsopen(type);
-	int err = fs < 0 ? fs : sys_fsconfig(fs, FSCONFIG_SET_STRING, "source", "skerry", 0);
-
-	for (; options && options[0][0] && !err; options++) {
-		if (options[0][1])
-			err = sys_fsconfig(fs, FSCONFIG_SET_STRING, options[0][0], options[0][1], 0);
-		else
-			err = sys_fsconfig(fs, FSCONFIG_SET_FLAG, options[0][0], NULL, 0);
-	}
-	if (!err)
-		err = sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
-	return err ? err : sys_fsmount(fs, attributes);
-}
-
 /* One superblock for /dev, /dev/shm, /run and the empty directory that hides others. */
 int mount_shared(struct child *c, const struct step *s)
 {
@@ -126,7 +110,7 @@ int mount_shared(struct child *c, const struct step *s)
 
 	snprintf(size, sizeof(size), "%" PRIu64, s->n);
 	snprintf(id, sizeof(id), "%" PRIu64, s->m);
-	c->shared_fd = new_mount("tmpfs", MOUNT_ATTR_NOSUID, options);
+	c->shared_fd = sys_new_mount("tmpfs", MOUNT_ATTR_NOSUID, options);
 	if (c->shared_fd < 0)
 		return c->shared_fd;
 	make_as(owner);
@@ -193,7 +177,7 @@ int mount_part(struct child *c, const struct step *s)
 
 int mount_proc(struct child *c, const struct step *s)
 {
-	int fd = new_mount("proc", MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, NULL);
+	int fd = sys_new_mount("proc", MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, NULL);
 
 	return attach(c, fd, s->a, s->m);
 }
@@ -205,14 +189,14 @@ int mount_devpts(struct child *c, const struct step *s)
 					  {"gid", gid}, {NULL, NULL}};
 
 	snprintf(gid, sizeof(gid), "%" PRIu64, s->n);
-	return attach(c, new_mount("devpts", MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, options), s->a, 0);
+	return attach(c, sys_new_mount("devpts", MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, options), s->a, 0);
 }
 
 int mount_mqueue(struct child *c, const struct step *s)
 {
 	unsigned attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
 
-	return attach(c, new_mount("mqueue", attributes, NULL), s->a, 0);
+	return attach(c, sys_new_mount("mqueue", attributes, NULL), s->a, 0);
 }
 
 int mount_chroot(struct child *c, const struct step *s)

@@ -228,3 +228,19 @@ bool is_mount_point(const char *path)
 	memcpy(&attributes, raw + 8, sizeof(attributes));
 	return attributes & STATX_ATTR_MOUNT_ROOT;
 }
+
+int sys_new_mount(const char *type, unsigned attributes, const char *const options[][2])
+{
+	close_auto int fs = sys_fsopen(type);
+	int err = fs < 0 ? fs : sys_fsconfig(fs, FSCONFIG_SET_STRING, "source", "skerry", 0);
+
+	for (; options && options[0][0] && !err; options++) {
+		if (options[0][1])
+			err = sys_fsconfig(fs, FSCONFIG_SET_STRING, options[0][0], options[0][1], 0);
+		else
+			err = sys_fsconfig(fs, FSCONFIG_SET_FLAG, options[0][0], NULL, 0);
+	}
+	if (!err)
+		err = sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
+	return err ? err : sys_fsmount(fs, attributes);
+}

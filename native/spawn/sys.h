@@ -51,6 +51,9 @@ pid_t sys_clone(uint64_t flags, int *pidfd, int group);
 int sys_fsopen(const char *type);
 int sys_fsconfig(int fs, unsigned cmd, const char *key, const char *value, int aux);
 int sys_fsmount(int fs, unsigned attributes);
+/* A detached mount of a new file system; options are pairs of name and value (NULL: a flag), ended by
+ * an empty name; NULL for none. */
+int sys_new_mount(const char *type, unsigned attributes, const char *const options[][2]);
 int sys_open_tree(int dir, const char *path, unsigned flags);
 int sys_move_mount(int from, int to_dir, const char *to);
 int sys_mount_setattr(int dir, const char *path, uint64_t set, int userns);

@@ -125,9 +125,7 @@ class AsyncImages:
                     # With a listener the output has been shown already, line by line.
                     tail = "" if on_log else "\n" + (result.text + result.error_text)[-2000:]
                     why = result.start_error or f"status {result.exit_code}"
-                    raise SandboxFailed(
-                        f"building {name}: the step {step!r} failed ({why}){tail}"
-                    )
+                    raise SandboxFailed(f"building {name}: the step {step!r} failed ({why}){tail}")
             return await sandbox.commit(name, exclude=exclude)
 
     async def _import(self, name: str, chunks: AsyncIterator[bytes]) -> LayerManifest:

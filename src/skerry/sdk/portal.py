@@ -14,6 +14,8 @@ from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
+import uvloop
+
 T = TypeVar("T")
 
 CLEAN_UP_WITHIN_S = 10.0
@@ -23,7 +25,7 @@ class Portal:
     """A thread with an event loop; `close` ends it. Calls may come from any thread but its own."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="skerry-client", daemon=True)
         self._thread.start()
 
