@@ -45,7 +45,7 @@ class Portal:
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
-            with contextlib.suppress(CancelledError, TimeoutError, Exception):
+            with contextlib.suppress(CancelledError, TimeoutError):
                 self._settle()
             raise
 

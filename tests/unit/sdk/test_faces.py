@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import struct
 import subprocess
 import sys
@@ -182,3 +184,27 @@ def test_an_iteration_left_early_closes_the_async_side() -> None:
     iterator.close()  # type: ignore[attr-defined]
     portal.close()
     assert closed == [True]
+
+
+def test_an_interrupt_cancels_the_call_and_waits_for_its_clean_up() -> None:
+    portal = Portal()
+    told: list[str] = []
+
+    async def command() -> None:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)
+            told.append("cancelled inside")
+            raise
+
+    # In the background of a script SIGINT is ignored, and Python then leaves it so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            portal.call(command())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told == ["cancelled inside"]
+    portal.close()
