@@ -33,6 +33,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
+from msgspec import UNSET, UnsetType
+
 from skerry.sdk import client as _client
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
@@ -49,6 +51,7 @@ from skerry.spec.files import Change, FileInfo
 from skerry.spec.layers import LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.http import BatchItem, Health, OpStatus, StreamEvent
 
 '''
@@ -70,6 +73,22 @@ class Client:
     def health(self) -> Health:
         """Returns the node's own view of itself."""
         return self._portal.call(self._inner.health())
+
+    def usage(self, labels: dict[str, str] | None = None) -> NodeUsage:
+        """Returns what every live sandbox with these labels uses, and what the host has left."""
+        return self._portal.call(self._inner.usage(labels))
+
+    def drain(self, *, grace: float | None = None) -> DrainState:
+        """The node takes no new sandboxes; what lives after `grace` seconds is stopped, None: never."""
+        return self._portal.call(self._inner.drain(grace=grace))
+
+    def undrain(self) -> DrainState:
+        """The node takes new sandboxes again."""
+        return self._portal.call(self._inner.undrain())
+
+    def drain_state(self) -> DrainState:
+        """Returns how far the node is drained."""
+        return self._portal.call(self._inner.drain_state())
 
     def close(self) -> None:
         """Gives up what the client holds; its undetached sandboxes on an embedded node end."""

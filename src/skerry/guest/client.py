@@ -202,6 +202,15 @@ class GuestClient:
             for op in welcome.operations()
         )
         self.agent_version = welcome.version[:64].decode("ascii", "replace")
+        if not guest.speaks(self.agent_version):
+            self._channel.end(
+                SandboxFailed(
+                    f"its guest agent is version {self.agent_version!r}, and this node speaks "
+                    f"{guest.AGENT_MAJOR}.x",
+                    agent=self.agent_version,
+                )
+            )
+            return
         self.generation = welcome.generation
         self._channel.on_frame = self._take
         if not self._welcomed.done():

@@ -12,6 +12,7 @@ from skerry.errors import Overloaded, Unavailable
 from skerry.node.clock import Clock
 from skerry.node.config import Limits
 
+DRAINING_RETRY_S = 30.0
 _PROBE_EVERY_S = 0.5  # memory and disk are read at most that often
 
 
@@ -52,6 +53,7 @@ class Admission:
         self.operations = 0
         self.creating = 0
         self.closing = False  # the node is ending: nobody comes in any more
+        self.draining = False  # no new sandboxes; commands in those that live go on
         self._clock = clock
         self._memory = memory
         self._disk = disk
@@ -68,6 +70,8 @@ class Admission:
         limits = self.limits
         if self.closing:
             raise _ending()
+        if self.draining:
+            raise _draining()
         if self.sandboxes + count > limits.sandboxes_max:
             raise _full("sandboxes", self.sandboxes, limits.sandboxes_max, 5.0)
         now = self._clock.monotonic()
@@ -138,6 +142,14 @@ class Admission:
 
 def _ending() -> Unavailable:
     return Unavailable("the node is ending: ask again", retry_after_s=0.1)
+
+
+def _draining() -> Unavailable:
+    return Unavailable(
+        "the node is being drained: it takes no new sandboxes",
+        reason="draining",
+        retry_after_s=DRAINING_RETRY_S,
+    )
 
 
 def _full(limit: str, used: int, maximum: int, retry_after_s: float) -> Overloaded:

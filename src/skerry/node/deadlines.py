@@ -41,6 +41,13 @@ class Deadlines:
         if sandbox.spec.idle_timeout_s is not None:
             self._arm_idle(sandbox, sandbox.spec.idle_timeout_s)
 
+    def arm_again(self, sandbox: Sandbox) -> None:
+        """Sets them anew, after they were changed."""
+        for timer in sandbox.timers:
+            timer.cancel()
+        sandbox.timers.clear()
+        self.arm(sandbox)
+
     def _arm_idle(self, sandbox: Sandbox, delay_s: float) -> None:
         timer = self._timers.after(delay_s, lambda: self._idle(sandbox))
         sandbox.timers = [other for other in sandbox.timers if other.call is not None]

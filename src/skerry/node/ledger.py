@@ -9,6 +9,7 @@ only the death of the host can lose the last ones, and then their instances are 
 from __future__ import annotations
 
 import bisect
+import logging
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
@@ -23,6 +24,8 @@ from skerry.trajectory.segment import Record
 from skerry.wire.http import ErrorBody
 
 CHAPTER_BYTES: Final = 16 << 20
+
+log = logging.getLogger("skerry.node")
 
 
 class Began(msgspec.Struct, frozen=True, tag="began", omit_defaults=True):
@@ -86,12 +89,29 @@ class Void(msgspec.Struct, frozen=True, tag="void"):
     op: bytes
 
 
-Entry: TypeAlias = Began | Made | Ending | Handles | Asked | Answered | Void
+class Stood(msgspec.Struct, frozen=True, tag="stood"):
+    """From here on its processes stand still, or run again.
+
+    Recorded after a pause and before a resume: what was not acknowledged as paused runs.
+    """
+
+    paused: bool
+
+
+class Changed(msgspec.Struct, frozen=True, tag="changed"):
+    """Its spec from here on; a repeated create is still compared with the one of `Began`."""
+
+    spec: SandboxSpec
+
+
+Entry: TypeAlias = Began | Made | Ending | Stood | Changed | Handles | Asked | Answered | Void
 
 _KINDS: dict[type[Entry], str] = {
     Began: "began",
     Made: "made",
     Ending: "ending",
+    Stood: "stood",
+    Changed: "changed",
     Handles: "handles",
     Asked: "asked",
     Answered: "answered",
@@ -125,10 +145,19 @@ class Ledger:
         return _entry(self._journal.read(position))
 
     def replay(self) -> Iterator[tuple[str, Position, Entry]]:
-        """Gives the entries of all sandboxes that were not forgotten, in their order."""
+        """Gives the entries of all sandboxes that were not forgotten, in their order.
+
+        Records that this version does not understand are left out, each named in the log: they
+        cost one sandbox what they told of it, and never the node its start.
+        """
         for record in self._journal.replay():
             position = Position(record.subject, record.seq)
-            yield record.subject.partition(".")[0], position, _entry(record)
+            try:
+                entry = _entry(record)
+            except Bug as error:
+                log.warning("%s: %s: %s", record.subject, record.kind[:40], error.message)
+                continue
+            yield record.subject.partition(".")[0], position, entry
 
     def closed(self, sandbox_id: str) -> list[str]:
         """Returns the chapters that nothing more is written to and that may be let go of."""

@@ -48,10 +48,10 @@ class Link:
         self._checking = False
         self._losses: list[float] = []
 
-    async def connect(self) -> GuestClient:
+    async def connect(self, timeout_s: float = CONNECT_S) -> GuestClient:
         """Returns a new client; Unavailable or SandboxFailed if the agent does not answer well."""
         client = await GuestClient.connect(
-            self._instance.open_channel, nonce=os.urandom(16), timeout=CONNECT_S
+            self._instance.open_channel, nonce=os.urandom(16), timeout=timeout_s
         )
         if self._error is not None:
             await client.close()

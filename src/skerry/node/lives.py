@@ -8,7 +8,7 @@ from collections import deque
 
 import msgspec
 
-from skerry.backends.api import Backend, CreateRequest
+from skerry.backends.api import Backend, CreateRequest, Pausable
 from skerry.errors import (
     Bug,
     Conflict,
@@ -101,7 +101,7 @@ class Lives:
         return sandbox
 
     async def _join(self, known: Sandbox, spec: SandboxSpec) -> Sandbox:
-        if msgspec.msgpack.encode(known.spec) != msgspec.msgpack.encode(spec):
+        if msgspec.msgpack.encode(known.asked_spec) != msgspec.msgpack.encode(spec):
             raise Conflict(f"the key {spec.key!r} names {known.id}, made from another spec")
         while known.state is State.CREATING and not known.gone:
             await known.changed()
@@ -272,16 +272,47 @@ class Lives:
         if command is Command.FORGET:
             self._forget(sandbox)
             return None
+        return await self._stand(sandbox, pausing=command is Command.PAUSE_INSTANCE)
+
+    async def _stand(self, sandbox: Sandbox, *, pausing: bool) -> Event:
+        """Lets it stand still, or go on; what cannot be recorded does not stand still."""
         instance = sandbox.pausable
         if instance is None:
             raise Bug(f"{sandbox.id} cannot be paused, and was asked to")
-        pausing = command is Command.PAUSE_INSTANCE
         try:
-            await (instance.pause() if pausing else instance.resume())
+            if pausing:
+                await instance.pause()
+                self._ledger.append(sandbox.id, ledger.Stood(True))
+            else:
+                self._ledger.append(sandbox.id, ledger.Stood(False))
+                await instance.resume()
+        except StorageFailed as error:
+            log.warning("%s: not on record: %s", sandbox.id, error)
+            return await self._run_on(sandbox, instance, error, pausing=pausing)
         except SkerryError as error:
-            sandbox.reason = error.message
-            return Event.PAUSE_FAILED if pausing else Event.RESUME_FAILED
+            return await self._run_on(sandbox, instance, error, pausing=pausing)
+        if not pausing:
+            sandbox.touch(self._clock.wall(), self._clock.monotonic())
         return Event.PAUSED if pausing else Event.RESUMED
+
+    async def _run_on(
+        self, sandbox: Sandbox, instance: Pausable, error: SkerryError, *, pausing: bool
+    ) -> Event:
+        """After a step that failed half way: makes sure that its processes run, and says so."""
+        try:
+            await instance.resume()
+        except SkerryError as second:
+            sandbox.reason = second.message
+            sandbox.pause_error = second
+            if not pausing:
+                return Event.RESUME_FAILED
+            self.fail(sandbox, f"it may stand still for ever: {second.message}", second)
+            return Event.PAUSE_FAILED
+        if pausing:
+            sandbox.pause_error = error
+            return Event.PAUSE_FAILED
+        sandbox.touch(self._clock.wall(), self._clock.monotonic())
+        return Event.RESUMED
 
     async def _settle(self, sandbox: Sandbox) -> None:
         """Gives every command under way its last answer, recorded, before the instance goes."""
@@ -361,14 +392,15 @@ class Lives:
         self._owners.remove(sandbox)
         sandbox.gone = True
         sandbox.wake()
-        self._forget_record(sandbox.id)
+        self.forget_record(sandbox.id)
 
-    def _forget_record(self, sandbox_id: str) -> None:
+    def forget_record(self, sandbox_id: str) -> None:
+        """Lets go of the journal's part; tried again later if the disk does not let it."""
         try:
             self._ledger.forget(sandbox_id)
         except StorageFailed as error:
             log.warning("the journal keeps %s for now: %s", sandbox_id, error)
-            self._timers.after(RETRY_DESTROY_S[-1], lambda: self._forget_record(sandbox_id))
+            self._timers.after(RETRY_DESTROY_S[-1], lambda: self.forget_record(sandbox_id))
 
 
 def _check(spec: SandboxSpec) -> None:

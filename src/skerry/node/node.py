@@ -5,7 +5,9 @@ from __future__ import annotations
 from skerry.errors import Bug
 from skerry.node.answers import Answers
 from skerry.node.batch import Batches
+from skerry.node.control import Control
 from skerry.node.disk import Disk
+from skerry.node.drain import Drain
 from skerry.node.execution import Execution
 from skerry.node.files import Files
 from skerry.node.forward import Forwarder
@@ -40,6 +42,8 @@ class Node:
         self.answers = Answers(parts)
         self.execution = Execution(parts, self.lives, self.answers, self.handles)
         self.operations = Operations(parts, self.lives, self.execution, self.answers, self.handles)
+        self.control = Control(parts, self.lives)
+        self.drain = Drain(parts, self.control)
         self.files = Files(self.lives, self.handles, parts.clock)
         self.disk = Disk(self.lives, parts.images, parts.clock)
         self.forwarder = Forwarder(self.lives, self.handles, parts.clock)

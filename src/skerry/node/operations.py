@@ -18,6 +18,7 @@ from skerry.node.results import Answer, unwrap, wrap
 from skerry.node.sandbox import Sandbox
 from skerry.node.views import View
 from skerry.spec.command import CommandSpec, RunResult
+from skerry.spec.sandbox import State
 from skerry.wire.http import ErrorBody, OpStatus
 
 
@@ -80,6 +81,8 @@ class Operations:
 
     async def status(self, sandbox: Sandbox, op_id: str, wait_s: float) -> OpStatus:
         """Returns how the operation stands, after its end or `wait_s` seconds."""
+        while sandbox.state is State.RESUMING and op_id not in sandbox.ops and not sandbox.gone:
+            await sandbox.changed()  # a restarted node has not heard of it from the agent yet
         found = self._known(sandbox, op_id)
         if isinstance(found, Op) and wait_s > 0:
             await asyncio.wait((found.done,), timeout=wait_s)
@@ -115,6 +118,7 @@ class Operations:
         """Sends a signal to every process of the command; nothing if it has ended."""
         found = self._known(sandbox, op_id)
         if isinstance(found, Op):
+            await self._lives.ensure_running(sandbox)  # what stands still would hear nothing
             running = await found.begun()
             if running is not None:
                 running.signal(number)

@@ -3,7 +3,7 @@
 | the journal ends with | the instance is | the sandbox becomes |
 |---|---|---|
 | Began | anything | forgotten; `sweep` of the backend removes what there may be |
-| Made | live | running; its commands are attached to again |
+| Made | live | running, or paused as it was; its commands are attached to again |
 | Made | gone | failed; its commands under way are OutcomeUnknown |
 | Ending | live or gone | destroyed; stopped or failed as it was to be, or forgotten |
 """
@@ -11,16 +11,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, field
 
 from skerry.backends.api import Instance, Sweepable
-from skerry.errors import OutcomeUnknown, SkerryError
+from skerry.errors import Bug, OutcomeUnknown, PlatformError, SkerryError, StorageFailed
 from skerry.guest.api import LiveOperation
 from skerry.guest.client import GuestClient
 from skerry.guest.output import MemorySink
 from skerry.node import command, ledger
 from skerry.node.answers import past_of
+from skerry.node.clock import sleep
+from skerry.node.link import RECONNECT_S, Link
 from skerry.node.node import Node
 from skerry.node.operation import Op, Past
 from skerry.node.sandbox import HANDLES_BLOCK, Sandbox
@@ -31,6 +34,9 @@ from skerry.trajectory.journal import Position
 log = logging.getLogger("skerry.node")
 
 AT_ONCE = 16
+FIRST_CONNECT_S = 2.0  # an agent that takes longer is waited for while others are served
+CONNECT_AGAIN_S = 0.5
+FIND_AGAIN_S = (0.1, 0.5, 2.0)
 
 
 @dataclass
@@ -40,6 +46,8 @@ class Story:
     began: ledger.Began | None = None
     made: ledger.Made | None = None
     ending: ledger.Ending | None = None
+    paused: bool = False
+    changed: ledger.Changed | None = None
     handle_top: int = HANDLES_BLOCK
     pending: dict[bytes, ledger.Asked] = field(default_factory=dict)
     chapters: dict[bytes, str] = field(default_factory=dict)  # of what is pending
@@ -54,6 +62,10 @@ class Story:
                 self.made = entry
             case ledger.Ending():
                 self.ending = entry
+            case ledger.Stood():
+                self.paused = entry.paused
+            case ledger.Changed():
+                self.changed = entry
             case ledger.Handles():
                 self.handle_top = max(self.handle_top, entry.top)
             case ledger.Asked():
@@ -80,7 +92,11 @@ def read_stories(entries: ledger.Ledger) -> dict[str, Story]:
 
 
 async def recover(node: Node) -> None:
-    """Brings back what an earlier process left; runs before anyone is served."""
+    """Brings back what an earlier process left; runs before anyone is served.
+
+    One sandbox that cannot be brought back is failed with its reason, and never keeps the others,
+    or the node, from starting.
+    """
     stories = read_stories(node.ledger)
     keep = {
         (sandbox_id, op_id)
@@ -90,22 +106,32 @@ async def recover(node: Node) -> None:
     node.outputs.sweep(keep)
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def one(sandbox_id: str, story: Story) -> None:
+    async def one(sandbox: Sandbox, story: Story) -> None:
         async with places:
-            await _recover_one(node, sandbox_id, story)
+            await _recover_one(node, sandbox, story)
 
     async with asyncio.TaskGroup() as group:
         for sandbox_id, story in stories.items():
             if story.began is None or story.made is None:
                 log.warning("%s was being made when the node ended: undone", sandbox_id)
-                node.ledger.forget(sandbox_id)
-            else:
-                sandbox = _sandbox(node, sandbox_id, story, story.began, story.made)
+                node.lives.forget_record(sandbox_id)
+                continue
+            sandbox = _sandbox(node, sandbox_id, story, story.began, story.made)
+            try:
                 node.sandboxes.add(sandbox)
-                group.create_task(one(sandbox_id, story))
-    for backend in node.backends.values():
+            except SkerryError:
+                log.exception("%s cannot be listed: undone", sandbox_id)
+                node.lives.forget_record(sandbox_id)
+                continue
+            group.create_task(one(sandbox, story))
+    for name, backend in node.backends.items():
         if isinstance(backend, Sweepable):
-            for line in await backend.sweep():
+            try:
+                lines = await backend.sweep()
+            except SkerryError:
+                log.exception("backend %s: not everything of an earlier node is removed", name)
+                continue
+            for line in lines:
                 log.warning("swept: %s", line)
 
 
@@ -114,12 +140,13 @@ def _sandbox(
 ) -> Sandbox:
     return Sandbox(
         sandbox_id,
-        began.spec,
+        began.spec if story.changed is None else story.changed.spec,
         began.digests,
         began.created,
         node.clock.wall(),
         node.clock.monotonic(),
         owner=began.owner,
+        asked=None if story.changed is None else began.spec,
         create_ms=made.create_ms,
         handle_next=story.handle_top,
         handle_top=story.handle_top,
@@ -128,30 +155,42 @@ def _sandbox(
     )
 
 
-async def _recover_one(node: Node, sandbox_id: str, story: Story) -> None:
-    sandbox = node.sandboxes.get(sandbox_id)
+async def _recover_one(node: Node, sandbox: Sandbox, story: Story) -> None:
     try:
-        instance, reason = await _find(node, sandbox, story)
-    except Exception:
-        log.exception(
-            "%s cannot be recovered: it stays in the journal for the next start", sandbox_id
-        )
-        node.sandboxes.remove(sandbox)
-        return
+        await _take_over(node, sandbox, story)
+    except Exception as error:
+        log.exception("%s cannot be recovered", sandbox.id)
+        reason = f"it could not be taken over by the restarted node: {error}"
+        if sandbox.state is State.CREATING:
+            _lost(node, sandbox, story, reason)
+        else:
+            node.lives.fail(sandbox, reason, OutcomeUnknown(reason))
+
+
+async def _take_over(node: Node, sandbox: Sandbox, story: Story) -> None:
+    instance, reason = await _find(node, sandbox, story)
     sandbox.instance = instance
     if instance is not None:
         node.admission.sandboxes += 1
     if story.ending is not None:
         await _end(node, sandbox, story, story.ending)
     elif instance is None:
-        sandbox.reason = reason
-        sandbox.end_error = OutcomeUnknown(reason)
-        sandbox.state = State.FAILED
-        node.ledger.append(sandbox.id, ledger.Ending(State.FAILED, reason))
-        _lose_pending(node, sandbox, story, reason)
-        node.lives.keep_ended(sandbox)
+        _lost(node, sandbox, story, reason)
     else:
         await _adopt(node, sandbox, story)
+
+
+def _lost(node: Node, sandbox: Sandbox, story: Story, reason: str) -> None:
+    """Nothing of its instance is left, or can be used: it is failed, and its commands unknown."""
+    sandbox.reason = reason
+    sandbox.end_error = OutcomeUnknown(reason)
+    sandbox.state = State.FAILED
+    try:
+        node.ledger.append(sandbox.id, ledger.Ending(State.FAILED, reason))
+    except StorageFailed as error:
+        log.warning("the end of %s is not on record: %s", sandbox.id, error)
+    _lose_pending(node, sandbox, story, reason)
+    node.lives.keep_ended(sandbox)
 
 
 async def _find(node: Node, sandbox: Sandbox, story: Story) -> tuple[Instance | None, str]:
@@ -159,8 +198,17 @@ async def _find(node: Node, sandbox: Sandbox, story: Story) -> tuple[Instance | 
     backend = node.backends.get(sandbox.spec.backend)
     if backend is None or story.made is None:
         return None, f"the node was restarted without the backend {sandbox.spec.backend}"
-    instance = await backend.recover(story.made.record)
-    return instance, "its instance was lost while the node was away"
+    tries = 0
+    while True:
+        try:
+            instance = await backend.recover(story.made.record)
+        except PlatformError:
+            if tries == len(FIND_AGAIN_S):
+                raise
+            await sleep(node.clock, FIND_AGAIN_S[tries])
+            tries += 1
+        else:
+            return instance, "its instance was lost while the node was away"
 
 
 async def _end(node: Node, sandbox: Sandbox, story: Story, ending: ledger.Ending) -> None:
@@ -192,32 +240,75 @@ def _lose_pending(node: Node, sandbox: Sandbox, story: Story, reason: str) -> No
 
 
 async def _adopt(node: Node, sandbox: Sandbox, story: Story) -> None:
-    """Takes a live instance and its commands over."""
-    sandbox.state = State.RUNNING
+    """Takes a live instance and its commands over; an agent that is slow is waited for apart."""
+    sandbox.state = State.RESUMING  # requests wait until it is known how it stands
     node.owners.recover(sandbox)
     node.lives.deadlines.arm(sandbox)
+    if sandbox.pausable is not None and not story.paused:
+        await sandbox.pausable.resume()
+    sandbox.link = node.lives.link(sandbox)
     try:
-        if sandbox.pausable is not None:
-            await sandbox.pausable.resume()
-        sandbox.link = link = node.lives.link(sandbox)
-        client = await link.connect()
+        client = await sandbox.link.connect(FIRST_CONNECT_S)
     except SkerryError as error:
-        reason = f"its agent did not answer after a restart of the node: {error.message}"
-        _lose_pending(node, sandbox, story, reason)
-        node.lives.fail(sandbox, reason, OutcomeUnknown(reason))
+        log.warning("%s: its agent does not answer yet: %s", sandbox.id, error.message)
+        node.tasks.spawn(_adopt_late(node, sandbox, story, sandbox.link))
         return
+    _attach(node, sandbox, story, client)
+
+
+async def _adopt_late(node: Node, sandbox: Sandbox, story: Story, link: Link) -> None:
+    """Asks again until the agent answers, or for so long that it never will."""
+    until = node.clock.monotonic() + RECONNECT_S
+    if sandbox.pausable is not None and story.paused:
+        story.paused = False  # where the agent stands still with the rest, it must run to answer
+        with contextlib.suppress(SkerryError):
+            await sandbox.pausable.resume()
+    while sandbox.state is State.RESUMING:
+        try:
+            client = await link.connect()
+        except SkerryError as error:
+            final = not isinstance(error, PlatformError)
+            if not final and node.clock.monotonic() < until:
+                await sleep(node.clock, CONNECT_AGAIN_S)
+                continue
+            reason = f"its agent did not answer after a restart of the node: {error.message}"
+            _lose_pending(node, sandbox, story, reason)
+            node.lives.fail(sandbox, reason, OutcomeUnknown(reason))
+            return
+        _attach(node, sandbox, story, client)
+        return
+
+
+def _attach(node: Node, sandbox: Sandbox, story: Story, client: GuestClient) -> None:
+    """Goes on with the commands that the agent knows; the others never reached it."""
+    link = sandbox.link
+    if link is None:
+        raise Bug(f"{sandbox.id} has an agent and no link")
     live = {operation.op_id: operation for operation in client.live}
     used = max((operation.handle for operation in client.live), default=0) + 1
     sandbox.handle_next = sandbox.handle_top = max(sandbox.handle_top, used)
     for asked in story.pending.values():
         if live.pop(asked.agent_op, None) is None:  # it never reached the agent
-            node.ledger.append(sandbox.id, ledger.Void(asked.op))
-            node.outputs.drop(sandbox.id, asked.op.hex())
+            _void(node, sandbox, asked)
             continue
         op = _enter(node, sandbox, story, asked)
         node.tasks.spawn(node.execution.drive(sandbox, op, link))
     for operation in live.values():
         _let_go(client, operation)
+    sandbox.state = State.PAUSED if story.paused else State.RUNNING
+    sandbox.changes += 1
+    ready, sandbox.deferred = sandbox.deferred, []
+    sandbox.wake()
+    for event in ready:
+        node.tasks.spawn(node.lives.drive(sandbox, event))
+
+
+def _void(node: Node, sandbox: Sandbox, asked: ledger.Asked) -> None:
+    try:
+        node.ledger.append(sandbox.id, ledger.Void(asked.op))
+    except StorageFailed as error:  # the next start finds out again that it never ran
+        log.warning("%s: not on record that a command never ran: %s", sandbox.id, error)
+    node.outputs.drop(sandbox.id, asked.op.hex())
 
 
 def _enter(node: Node, sandbox: Sandbox, story: Story, asked: ledger.Asked) -> Op:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.backends.api import Instance, Pausable, Snapshotable
 from skerry.errors import Bug, OutcomeUnknown, SandboxFailed, SkerryError
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 HANDLES_BLOCK = 1024
 HANDLE_MAX = (1 << 29) - 1
 ENDED = frozenset({State.STOPPED, State.FAILED})
+
+
+class Draining(NamedTuple):
+    """A drain of the node: until when those that live may live, in wall time; None: no end."""
+
+    deadline: float | None
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +65,9 @@ class Sandbox:
     timers: list[Timer] = field(default_factory=list)
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     destroy_tries: int = 0
+    asked: SandboxSpec | None = None  # the spec of its create, if it was changed since
+    pause_error: SkerryError | None = None  # why the last try to pause it failed
+    draining: Draining | None = None  # its node's, while that is being drained
 
     @property
     def expires(self) -> float | None:
@@ -78,7 +87,14 @@ class Sandbox:
             reason=self.reason,
             running_commands=self.running,
             create_ms=self.create_ms,
+            draining=self.draining is not None,
+            drain_deadline=None if self.draining is None else self.draining.deadline,
         )
+
+    @property
+    def asked_spec(self) -> SandboxSpec:
+        """The spec that its create asked for: what a repeat of that must equal."""
+        return self.spec if self.asked is None else self.asked
 
     @property
     def has_instance(self) -> bool:

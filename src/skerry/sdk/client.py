@@ -10,6 +10,7 @@ from skerry.sdk.embedded import RUN_DIR, STATE_DIR, OwnerConnection, find_or_sta
 from skerry.sdk.images import AsyncImages
 from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.transport import Transport
+from skerry.wire.control import DrainBody, DrainState, NodeUsage
 from skerry.wire.http import Health
 
 
@@ -71,6 +72,27 @@ class AsyncClient:
     async def health(self) -> Health:
         """Returns the node's own view of itself."""
         return await self._open().call("GET", "/v1/health", Health, repeatable=True)
+
+    async def usage(self, labels: dict[str, str] | None = None) -> NodeUsage:
+        """Returns what every live sandbox with these labels uses, and what the host has left."""
+        params = [("label", f"{name}={value}") for name, value in (labels or {}).items()]
+        return await self._open().call(
+            "GET", "/v1/usage", NodeUsage, repeatable=True, params=params
+        )
+
+    async def drain(self, *, grace: float | None = None) -> DrainState:
+        """The node takes no new sandboxes; what lives after `grace` seconds is stopped, None: never."""
+        return await self._open().call(
+            "POST", "/v1/node/drain", DrainState, body=DrainBody(grace_s=grace), repeatable=True
+        )
+
+    async def undrain(self) -> DrainState:
+        """The node takes new sandboxes again."""
+        return await self._open().call("DELETE", "/v1/node/drain", DrainState, repeatable=True)
+
+    async def drain_state(self) -> DrainState:
+        """Returns how far the node is drained."""
+        return await self._open().call("GET", "/v1/node/drain", DrainState, repeatable=True)
 
     def _open(self) -> Transport:
         if self._transport is None:

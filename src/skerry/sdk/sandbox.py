@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.sdk.files import AsyncFiles
@@ -20,6 +21,7 @@ from skerry.spec.files import Change
 from skerry.spec.layers import LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, State, Usage
+from skerry.wire.control import SandboxChange
 from skerry.wire.http import (
     CommitBody,
     DiffBody,
@@ -91,6 +93,45 @@ class AsyncSandbox:
     async def usage(self) -> Usage:
         """Returns what it has used since it was made."""
         return await self._transport.call("GET", f"{self._root}/usage", Usage, repeatable=True)
+
+    async def pause(self) -> SandboxInfo:
+        """Returns once its processes stand still; the next request that needs them lets them go on.
+
+        Running commands are paused with it. Raises InvalidRequest if its backend cannot pause.
+        """
+        return await self._transport.call(
+            "POST", f"{self._root}/pause", SandboxInfo, repeatable=True
+        )
+
+    async def resume(self) -> SandboxInfo:
+        """Returns once it runs; a sandbox that runs stays as it is."""
+        return await self._transport.call(
+            "POST", f"{self._root}/resume", SandboxInfo, repeatable=True
+        )
+
+    async def stop(self) -> SandboxInfo:
+        """Ends it and frees what it has; its name and its recorded results stay until `destroy`."""
+        return await self._transport.call(
+            "POST", f"{self._root}/stop", SandboxInfo, repeatable=True
+        )
+
+    async def extend(self, *, ttl: float) -> SandboxInfo:
+        """Gives it `ttl` seconds from now, whatever it had before."""
+        return await self.update(ttl=ttl)
+
+    async def update(
+        self,
+        *,
+        ttl: float | UnsetType | None = UNSET,
+        idle_timeout: float | UnsetType | None = UNSET,
+        labels: dict[str, str | None] | None = None,
+    ) -> SandboxInfo:
+        """Changes deadlines and labels while it lives; what is not named stays.
+
+        `ttl` counts from now. None takes a deadline away, as it does a label of that name.
+        """
+        change = SandboxChange(ttl_s=ttl, idle_timeout_s=idle_timeout, labels=labels or {})
+        return await self._transport.call("PATCH", self._root, SandboxInfo, body=change)
 
     async def wait(self, state: State = State.STOPPED, *, timeout: float = 3600.0) -> SandboxInfo:  # noqa: ASYNC109
         """Returns when it is in the state, or has ended; InvalidRequest if the time passes first."""

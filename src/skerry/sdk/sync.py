@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
+from msgspec import UNSET, UnsetType
+
 from skerry.sdk import client as _client
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
@@ -24,6 +26,7 @@ from skerry.spec.files import Change, FileInfo
 from skerry.spec.layers import LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.http import BatchItem, Health, OpStatus, StreamEvent
 
 
@@ -202,6 +205,40 @@ class Sandbox:
     def usage(self) -> Usage:
         """Returns what it has used since it was made."""
         return self._portal.call(self._inner.usage())
+
+    def pause(self) -> SandboxInfo:
+        """Returns once its processes stand still; the next request that needs them lets them go on.
+
+        Running commands are paused with it. Raises InvalidRequest if its backend cannot pause.
+        """
+        return self._portal.call(self._inner.pause())
+
+    def resume(self) -> SandboxInfo:
+        """Returns once it runs; a sandbox that runs stays as it is."""
+        return self._portal.call(self._inner.resume())
+
+    def stop(self) -> SandboxInfo:
+        """Ends it and frees what it has; its name and its recorded results stay until `destroy`."""
+        return self._portal.call(self._inner.stop())
+
+    def extend(self, *, ttl: float) -> SandboxInfo:
+        """Gives it `ttl` seconds from now, whatever it had before."""
+        return self._portal.call(self._inner.extend(ttl=ttl))
+
+    def update(
+        self,
+        *,
+        ttl: float | UnsetType | None = UNSET,
+        idle_timeout: float | UnsetType | None = UNSET,
+        labels: dict[str, str | None] | None = None,
+    ) -> SandboxInfo:
+        """Changes deadlines and labels while it lives; what is not named stays.
+
+        `ttl` counts from now. None takes a deadline away, as it does a label of that name.
+        """
+        return self._portal.call(
+            self._inner.update(ttl=ttl, idle_timeout=idle_timeout, labels=labels)
+        )
 
     def wait(self, state: State = State.STOPPED, *, timeout: float = 3600.0) -> SandboxInfo:
         """Returns when it is in the state, or has ended; InvalidRequest if the time passes first."""
@@ -597,6 +634,22 @@ class Client:
     def health(self) -> Health:
         """Returns the node's own view of itself."""
         return self._portal.call(self._inner.health())
+
+    def usage(self, labels: dict[str, str] | None = None) -> NodeUsage:
+        """Returns what every live sandbox with these labels uses, and what the host has left."""
+        return self._portal.call(self._inner.usage(labels))
+
+    def drain(self, *, grace: float | None = None) -> DrainState:
+        """The node takes no new sandboxes; what lives after `grace` seconds is stopped, None: never."""
+        return self._portal.call(self._inner.drain(grace=grace))
+
+    def undrain(self) -> DrainState:
+        """The node takes new sandboxes again."""
+        return self._portal.call(self._inner.undrain())
+
+    def drain_state(self) -> DrainState:
+        """Returns how far the node is drained."""
+        return self._portal.call(self._inner.drain_state())
 
     def close(self) -> None:
         """Gives up what the client holds; its undetached sandboxes on an embedded node end."""

@@ -128,6 +128,8 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reason: str | None = None  # why it failed or stopped
     running_commands: int = 0
     create_ms: float | None = None
+    draining: bool = False  # its node takes no new sandboxes and is being emptied
+    drain_deadline: float | None = None  # when it will be stopped for that, if it lives so long
 
 
 class Usage(msgspec.Struct, frozen=True):

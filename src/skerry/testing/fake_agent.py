@@ -193,6 +193,7 @@ class FakeAgent:
         self.finished: OrderedDict[bytes, None] = OrderedDict()
         self.connection: AgentConnection | None = None
         self.never_answer = False
+        self.version = b"0.1.0"
         self.running = asyncio.Event()  # cleared while paused
         self.running.set()
 
@@ -390,7 +391,7 @@ class AgentConnection(asyncio.Protocol):
         pairs: list[tuple[int, int | bytes]] = [
             (Tag.NONCE, nonce),
             (Tag.GENERATION, self.generation),
-            (Tag.VERSION, 1),
+            (Tag.VERSION, self.agent.version),
         ]
         for operation in self.agent.operations.values():
             about: list[tuple[int, int | bytes]] = [

@@ -34,6 +34,7 @@ from skerry.wire.frames import (
     encode_frame,
 )
 
+AGENT_MAJOR: Final = 0  # of the agents that this side understands
 HANDLE_MAX: Final = (1 << 29) - 1
 GENERATION_MAX: Final = (1 << 32) - 1
 FORWARD: Final = 1 << 31  # set in the stream ids of forwarded connections
@@ -97,6 +98,15 @@ class KnownOperation(Body, frozen=True):
     done: bool
     stdout_total: int
     stderr_total: int
+
+
+def speaks(version: str) -> bool:
+    """Returns whether this node understands an agent of that version: the major number decides.
+
+    Within one, a minor version only adds frames and tags, which the other side ignores or does not
+    use: so an agent that outlived an upgrade of the node goes on.
+    """
+    return version.partition(".")[0] == str(AGENT_MAJOR)
 
 
 class Welcome(Message, frozen=True):

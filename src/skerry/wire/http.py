@@ -12,7 +12,12 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | POST sandboxes/batch/delete | BatchDelete -> BatchResult |
 | GET sandboxes?state=&label=k=v&key=&limit=&cursor= | -> SandboxPage |
 | GET, DELETE sandboxes/ID | -> SandboxInfo (DELETE: idempotent, answers when nothing is left) |
+| PATCH sandboxes/ID | SandboxChange -> SandboxInfo (deadlines and labels of a live sandbox) |
+| POST sandboxes/ID/pause | -> SandboxInfo (paused: its commands stand still); idempotent |
+| POST sandboxes/ID/resume | -> SandboxInfo (running); idempotent, and any other request inside does it |
+| POST sandboxes/ID/stop | -> SandboxInfo (stopped, or failed as it was): results stay; idempotent |
 | GET sandboxes/ID/usage | -> Usage |
+| GET usage?label=k=v | -> NodeUsage: all live sandboxes in one answer |
 | GET sandboxes/ID/wait?state=&timeout= | -> SandboxInfo, at the latest after the timeout |
 | POST sandboxes/ID/run?op=OPID | CommandSpec -> RunResult; a repeat of OPID gets the recorded \
   answer, or joins the running one |
@@ -33,6 +38,8 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | GET sandboxes/ID/diff | -> DiffBody |
 | GET sandboxes/ID/diff/tar?under= | -> tar of added and modified paths |
 | POST sandboxes/ID/commit | CommitBody -> LayerManifest |
+| GET, POST, DELETE node/drain | POST: DrainBody -> DrainState (no new sandboxes; those that live are \
+  stopped after the grace); DELETE takes it back |
 | GET images | -> list of LayerManifest |
 | GET, DELETE images/NAME | -> LayerManifest |
 | POST images/NAME/import?kind=tar | tar, streamed -> LayerManifest |
@@ -96,6 +103,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     sandboxes: int
     uptime_s: float
+    live: int = 0  # sandboxes with an instance
+    draining: bool = False  # it takes no new sandboxes
     backends: dict[str, str] = {}  # name -> "usable" or the reason why not
 
 

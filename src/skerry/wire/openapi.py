@@ -15,6 +15,7 @@ from skerry.spec.command import CommandSpec, RunResult
 from skerry.spec.files import FileInfo
 from skerry.spec.layers import LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.wire.control import DrainBody, DrainState, NodeUsage, SandboxChange
 from skerry.wire.http import (
     JSON,
     MSGPACK,
@@ -108,6 +109,30 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("POST", "/v1/sandboxes/batch", "Makes many.", BatchCreate, BatchResult),
     Route("POST", "/v1/sandboxes/batch/delete", "Destroys many.", BatchDelete, BatchResult),
     Route("GET", _BASE, "What a sandbox is.", answer=SandboxInfo),
+    Route(
+        "PATCH", _BASE, "Changes deadlines and labels while it lives.", SandboxChange, SandboxInfo
+    ),
+    Route("POST", f"{_BASE}/pause", "Its commands stand still; idempotent.", answer=SandboxInfo),
+    Route("POST", f"{_BASE}/resume", "They go on; idempotent.", answer=SandboxInfo),
+    Route(
+        "POST", f"{_BASE}/stop", "Ends it; name and results stay. Idempotent.", answer=SandboxInfo
+    ),
+    Route(
+        "GET",
+        "/v1/usage",
+        "What all live sandboxes use, in one answer.",
+        answer=NodeUsage,
+        params=(Param("label", {"type": "array", "items": _STRING}, "name=value; all must match"),),
+    ),
+    Route("GET", "/v1/node/drain", "How far the node is drained.", answer=DrainState),
+    Route(
+        "POST",
+        "/v1/node/drain",
+        "No new sandboxes; those that live are stopped after the grace.",
+        DrainBody,
+        DrainState,
+    ),
+    Route("DELETE", "/v1/node/drain", "New sandboxes are taken again.", answer=DrainState),
     Route(
         "DELETE",
         _BASE,

@@ -29,8 +29,8 @@ async def test_what_comes_before_the_welcome_of_this_nonce_is_dropped(socketpair
     task = asyncio.ensure_future(GuestClient.connect(open_channel, nonce=NONCE, timeout=5))
     hello = await agent.expect(guest.Hello, 0)
     agent.send(guest.Data(0, b"old"), 4 | 2, generation=3)
-    agent.send(guest.Welcome(b"another of 16 by", 8, b"x"), generation=8)
-    agent.send(guest.Welcome(hello.nonce, 9, b"x"), generation=9)
+    agent.send(guest.Welcome(b"another of 16 by", 8, b"0.x"), generation=8)
+    agent.send(guest.Welcome(hello.nonce, 9, b"0.x"), generation=9)
     client = await task
     assert client.generation == 9
     await client.close()

@@ -58,7 +58,7 @@ VIOLATIONS = {
     "a total that is too low": both(data(0, 5), send(guest.Done(exit_code=0), CONTROL)),
     "credit beyond what was sent": send(guest.Credit(1), IN),
     "a frame of the host": send(guest.Cancel(), CONTROL),
-    "a second welcome": send(guest.Welcome(bytes(16), 7, b"x"), 0),
+    "a second welcome": send(guest.Welcome(bytes(16), 7, b"0.x"), 0),
     "an unknown type": lambda agent: agent.send_raw(0x7F, CONTROL, b""),
     "fields that are none": lambda agent: agent.send_raw(0x84, CONTROL, b"x"),
     "no frame at all": lambda agent: agent.writer.write(bytes(64)),
@@ -142,7 +142,7 @@ async def listen(client: GuestClient) -> None:
 
 
 def welcome_frame() -> Frame:
-    return Frame(0x81, 7, 0, guest.Welcome(bytes(16), 7, b"x").payload())
+    return Frame(0x81, 7, 0, guest.Welcome(bytes(16), 7, b"0.x").payload())
 
 
 class DeadTransport(asyncio.Transport):

@@ -231,14 +231,19 @@ async def test_transfer_of_an_earlier_node_is_ended_inside(stand, restart) -> No
         await again.lives.delete(again.sandboxes.get(sandbox.id))
 
 
-async def test_paused_sandbox_runs_again_after_a_restart(stand, restart) -> None:
+async def test_paused_sandbox_stays_paused_and_a_request_resumes_it(stand, restart) -> None:
     first, end = restart
     node = await first()
     sandbox = await node.lives.create(SandboxSpec())
     await node.lives.drive(sandbox, Event.PAUSE)
+    resumed = await node.lives.create(SandboxSpec())
+    await node.lives.drive(resumed, Event.PAUSE)
+    await node.lives.drive(resumed, Event.RESUME)
     await end(node)
     async with stand.alive() as again:
         adopted = again.sandboxes.get(sandbox.id)
+        assert adopted.state is State.PAUSED
+        assert again.sandboxes.get(resumed.id).state is State.RUNNING
         assert (await again.operations.run(adopted, None, CommandSpec(argv=("true",)))).ok
 
 

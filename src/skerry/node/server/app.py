@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 
 from skerry.errors import NotFound
 from skerry.node.node import Node
-from skerry.node.server import attach, commands, connections, files, images, meta, sandboxes
+from skerry.node.server import attach, commands, connections, files, images, meta, sandboxes, usage
 from skerry.node.server.exchange import Endpoint, Exchange, Handler, Receive, Scope, Send
 from skerry.node.server.guard import Guard
 from skerry.node.server.sockets import Socket, SocketEndpoint
@@ -21,7 +21,7 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     (f"{_ONE}/run", {"POST": commands.run}),
     ("/v1/sandboxes", {"POST": sandboxes.create, "GET": sandboxes.list_page}),
     ("/v1/sandboxes/batch", {"POST": sandboxes.create_batch}),
-    (_ONE, {"GET": sandboxes.get, "DELETE": sandboxes.delete}),
+    (_ONE, {"GET": sandboxes.get, "DELETE": sandboxes.delete, "PATCH": sandboxes.change}),
     (f"{_ONE}/stream", {"POST": commands.stream}),
     (f"{_ONE}/files", {"GET": files.read, "PUT": files.write}),
     (f"{_ONE}/files/op", {"POST": files.apply}),
@@ -30,7 +30,11 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     (f"{_ONE}/ops/{{op}}", {"GET": commands.status}),
     (f"{_ONE}/ops/{{op}}/signal", {"POST": commands.signal}),
     (f"{_ONE}/ops/{{op}}/cancel", {"POST": commands.cancel}),
+    (f"{_ONE}/pause", {"POST": sandboxes.pause}),
+    (f"{_ONE}/resume", {"POST": sandboxes.resume}),
+    (f"{_ONE}/stop", {"POST": sandboxes.stop}),
     (f"{_ONE}/usage", {"GET": sandboxes.usage}),
+    ("/v1/usage", {"GET": usage.table}),
     (f"{_ONE}/wait", {"GET": sandboxes.wait}),
     (f"{_ONE}/diff", {"GET": files.diff}),
     (f"{_ONE}/diff/tar", {"GET": files.diff_tar}),
@@ -41,6 +45,10 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     ("/v1/images/{name:path}/debian", {"POST": images.debian}),
     ("/v1/images/{name:path}", {"GET": images.inspect, "DELETE": images.remove}),
     ("/v1/health", {"GET": meta.health}),
+    (
+        "/v1/node/drain",
+        {"GET": meta.drain_state, "POST": meta.drain, "DELETE": meta.undrain},
+    ),
     ("/v1/openapi.json", {"GET": meta.document}),
 )
 

@@ -6,6 +6,7 @@ from skerry.node.server.exchange import Body
 from skerry.spec.command import CommandSpec
 from skerry.spec.limits import MIB, STDIN_BYTES_MAX
 from skerry.spec.sandbox import SandboxSpec
+from skerry.wire.control import DrainBody, SandboxChange
 from skerry.wire.http import (
     BatchCreate,
     BatchDelete,
@@ -37,6 +38,8 @@ SANDBOX: Body[StrictSandboxSpec] = Body(StrictSandboxSpec)
 COMMAND: Body[StrictCommandSpec] = Body(StrictCommandSpec, STDIN_BYTES_MAX * 4 // 3 + MIB)
 BATCH_CREATE: Body[StrictBatchCreate] = Body(StrictBatchCreate)
 BATCH_DELETE: Body[BatchDelete] = Body(BatchDelete)
+CHANGE: Body[SandboxChange] = Body(SandboxChange)
+DRAIN: Body[DrainBody] = Body(DrainBody)
 SIGNAL: Body[SignalBody] = Body(SignalBody)
 FILE_OP: Body[FileOp] = Body(FileOp)
 COMMIT: Body[CommitBody] = Body(CommitBody)

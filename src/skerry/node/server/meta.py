@@ -6,6 +6,7 @@ import os
 
 from skerry.errors import SkerryError
 from skerry.node.node import Node
+from skerry.node.server.bodies import DRAIN
 from skerry.node.server.exchange import Exchange
 from skerry.wire import openapi
 from skerry.wire.http import Health
@@ -29,9 +30,26 @@ async def health(node: Node, exchange: Exchange) -> None:
             pid=os.getpid(),
             sandboxes=len(node.sandboxes),
             uptime_s=round(node.clock.wall() - node.started, 3),
+            live=node.admission.sandboxes,
+            draining=node.drain.on,
             backends=backends,
         )
     )
+
+
+async def drain(node: Node, exchange: Exchange) -> None:
+    """POST /v1/node/drain."""
+    await exchange.reply(node.drain.begin(await exchange.body(DRAIN)))
+
+
+async def drain_state(node: Node, exchange: Exchange) -> None:
+    """GET /v1/node/drain."""
+    await exchange.reply(node.drain.state())
+
+
+async def undrain(node: Node, exchange: Exchange) -> None:
+    """DELETE /v1/node/drain."""
+    await exchange.reply(node.drain.end())
 
 
 async def document(node: Node, exchange: Exchange) -> None:

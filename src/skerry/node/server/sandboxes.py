@@ -6,7 +6,7 @@ import asyncio
 
 from skerry.errors import InvalidRequest
 from skerry.node.node import Node
-from skerry.node.server.bodies import BATCH_CREATE, BATCH_DELETE, SANDBOX
+from skerry.node.server.bodies import BATCH_CREATE, BATCH_DELETE, CHANGE, SANDBOX
 from skerry.node.server.exchange import Exchange
 from skerry.spec.sandbox import SandboxInfo, State
 from skerry.wire.http import OWNER_HEADER
@@ -37,12 +37,7 @@ async def delete_batch(node: Node, exchange: Exchange) -> None:
 async def list_page(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes."""
     exchange.allow("state", "label", "key", "limit", "cursor")
-    labels = {}
-    for text in exchange.params().get("label", ()):
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise InvalidRequest("query: write label=name=value")
-        labels[name] = value
+    labels = labels_of(exchange)
     page = node.sandboxes.page(
         states=_states(exchange),
         labels=labels,
@@ -68,6 +63,34 @@ async def delete(node: Node, exchange: Exchange) -> None:
     await exchange.reply(sandbox.info())
 
 
+async def change(node: Node, exchange: Exchange) -> None:
+    """PATCH /v1/sandboxes/ID."""
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    await node.control.change(sandbox, await exchange.body(CHANGE))
+    await exchange.reply(sandbox.info())
+
+
+async def pause(node: Node, exchange: Exchange) -> None:
+    """POST /v1/sandboxes/ID/pause."""
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    await node.control.pause(sandbox)
+    await exchange.reply(sandbox.info())
+
+
+async def resume(node: Node, exchange: Exchange) -> None:
+    """POST /v1/sandboxes/ID/resume."""
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    await node.control.resume(sandbox)
+    await exchange.reply(sandbox.info())
+
+
+async def stop(node: Node, exchange: Exchange) -> None:
+    """POST /v1/sandboxes/ID/stop."""
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    await node.control.stop(sandbox)
+    await exchange.reply(sandbox.info())
+
+
 async def usage(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes/ID/usage."""
     sandbox = node.sandboxes.get(exchange.path("id"))
@@ -90,6 +113,17 @@ async def wait(node: Node, exchange: Exchange) -> None:
         pass
     info: SandboxInfo = sandbox.info()
     await exchange.reply(info)
+
+
+def labels_of(exchange: Exchange) -> dict[str, str]:
+    """Returns the labels that a query asks for."""
+    labels = {}
+    for text in exchange.params().get("label", ()):
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidRequest("query: write label=name=value")
+        labels[name] = value
+    return labels
 
 
 def _states(exchange: Exchange) -> set[State]:

@@ -1,0 +1,70 @@
+"""What the host has left, as the kernel tells it; zero and nothing where it does not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PRESSURE = ("cpu", "memory", "io")
+
+
+@dataclass(frozen=True)
+class HostView:
+    """A reading of /proc. `pressure` is the "some" share of the last 10 s, in percent."""
+
+    cores: int
+    memory_total_bytes: int
+    memory_available_bytes: int
+    load: tuple[float, float, float]
+    pressure: dict[str, float]
+
+
+def host_view(proc: str = "/proc") -> HostView:
+    """Reads the host's state; blocks for microseconds."""
+    memory = _meminfo(_text(f"{proc}/meminfo"))
+    return HostView(
+        cores=len(os.sched_getaffinity(0)),
+        memory_total_bytes=memory.get("MemTotal", 0),
+        memory_available_bytes=memory.get("MemAvailable", 0),
+        load=_load(_text(f"{proc}/loadavg")),
+        pressure={
+            name: share
+            for name in PRESSURE
+            if (share := some_avg10(_text(f"{proc}/pressure/{name}"))) is not None
+        },
+    )
+
+
+def some_avg10(text: str) -> float | None:
+    """Returns the share of the last 10 s of a pressure file; None if it is none."""
+    for line in text.splitlines():
+        if line.startswith("some "):
+            for word in line.split():
+                if word.startswith("avg10="):
+                    return float(word[6:])
+    return None
+
+
+def _meminfo(text: str) -> dict[str, int]:
+    found = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdecimal():
+            found[name] = int(words[0]) * 1024
+    return found
+
+
+def _load(text: str) -> tuple[float, float, float]:
+    words = text.split()[:3]
+    if len(words) < 3:
+        return (0.0, 0.0, 0.0)
+    return (float(words[0]), float(words[1]), float(words[2]))
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
