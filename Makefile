@@ -4,15 +4,17 @@
 PYTHON_VENV := .venv/bin/python
 # Further arguments for pytest, for instance PYTEST_ARGS='tests/unit -k ids'.
 PYTEST_ARGS ?=
+# Further arguments for the soak, for instance SOAK_ARGS='--seed 7'.
+SOAK_ARGS ?=
 
 .DEFAULT_GOAL := help
 # The parts share .venv and build directories; each is parallel inside where it pays.
 .NOTPARALLEL:
-.PHONY: help setup test demo bench lint dist clean \
+.PHONY: help setup test demo bench soak soak-short lint dist clean \
 	lint-style lint-format lint-types lint-layers lint-native lint-shell
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: ## Install what is missing, build the native programs; quick when there is nothing to do
 	@scripts/setup.sh
@@ -26,6 +28,12 @@ demo: setup ## Run the main job on ten real bugs with scripted policies
 
 bench: setup ## Run all benchmarks, write bench/results
 	.venv/bin/skerry bench --all
+
+soak: setup ## An hour of churn with faults injected; fails if anything is lost, left or grows
+	PYTHONPATH=tests $(PYTHON_VENV) -m soak --seconds 3600 $(SOAK_ARGS)
+
+soak-short: setup ## The same for ten minutes (SOAK_ARGS='--seed N' repeats a run)
+	PYTHONPATH=tests $(PYTHON_VENV) -m soak --seconds 600 $(SOAK_ARGS)
 
 lint: setup ## Check style, types, the direction of imports, the C code and the scripts
 	@# All findings at once, not only the first tool's.

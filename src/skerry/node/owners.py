@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from skerry.errors import Bug, Conflict, InvalidRequest, Overloaded
+from skerry.errors import Bug, Conflict, InvalidRequest, Overloaded, Unavailable
 from skerry.node.sandbox import Sandbox
 from skerry.node.timers import Timer, Timers
 
+RETRY_S: Final = 0.2
 OWNER: Final = re.compile(r"[A-Za-z0-9_-]{16,64}")
 
 
@@ -45,9 +46,18 @@ class Owners:
         self._owners: dict[str, Owner] = {}
         self._owners_max = owners_max
         self._required = required
+        self._expecting_until = float("-inf")
 
     def __len__(self) -> int:
         return len(self._owners)
+
+    def expect(self) -> None:
+        """The node has just started: for the time of a lease, owners of earlier may come back.
+
+        One that had no sandbox is in no journal. Its connection and its requests race for the new
+        node, and a request that comes first must be asked again, not refused.
+        """
+        self._expecting_until = self._timers.now() + self.lease_s
 
     def connect(self, name: str | None) -> Owner:
         """Returns the owner, held by one more connection; a new one if the name is new or None."""
@@ -90,6 +100,11 @@ class Owners:
                 raise InvalidRequest("an undetached sandbox needs an owner connection here")
             return None
         if name not in self._owners:
+            if self._timers.now() < self._expecting_until:
+                raise Unavailable(
+                    "the node has restarted and the owner's connection is not here yet: ask again",
+                    retry_after_s=RETRY_S,
+                )
             raise Conflict(f"the owner {name} is not connected, or its lease ran out")
         return name
 

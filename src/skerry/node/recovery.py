@@ -97,6 +97,7 @@ async def recover(node: Node) -> None:
     One sandbox that cannot be brought back is failed with its reason, and never keeps the others,
     or the node, from starting.
     """
+    node.owners.expect()
     stories = read_stories(node.ledger)
     keep = {
         (sandbox_id, op_id)
@@ -123,6 +124,8 @@ async def recover(node: Node) -> None:
                 log.exception("%s cannot be listed: undone", sandbox_id)
                 node.lives.forget_record(sandbox_id)
                 continue
+            # Ended ones too: nobody else deletes what its owner can no longer ask for.
+            node.owners.recover(sandbox)
             group.create_task(one(sandbox, story))
     for name, backend in node.backends.items():
         if isinstance(backend, Sweepable):
@@ -242,7 +245,6 @@ def _lose_pending(node: Node, sandbox: Sandbox, story: Story, reason: str) -> No
 async def _adopt(node: Node, sandbox: Sandbox, story: Story) -> None:
     """Takes a live instance and its commands over; an agent that is slow is waited for apart."""
     sandbox.state = State.RESUMING  # requests wait until it is known how it stands
-    node.owners.recover(sandbox)
     node.lives.deadlines.arm(sandbox)
     if sandbox.pausable is not None and not story.paused:
         await sandbox.pausable.resume()

@@ -40,6 +40,10 @@ class Timers:
     def __len__(self) -> int:
         return sum(timer.call is not None for _, _, timer in self._heap)
 
+    def now(self) -> float:
+        """Returns the monotonic time that deadlines are told in."""
+        return self._clock.monotonic()
+
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
         """Calls once `delay_s` seconds have passed, unless cancelled."""
         deadline = self._clock.monotonic() + delay_s

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from node_stand import settle
 
-from skerry.errors import Conflict, InvalidRequest, Overloaded
+from skerry.errors import Conflict, InvalidRequest, Overloaded, Unavailable
 from skerry.node.owners import Exit
 from skerry.node.timers import Timers
 from skerry.spec.sandbox import SandboxSpec, State
@@ -169,3 +169,34 @@ async def test_daemon_that_no_owner_ever_came_to_ends(manual) -> None:
     )
     await manual.advance(61)
     assert left == [1]
+
+
+async def test_sandbox_that_had_ended_goes_with_its_owner_after_a_restart_too(
+    stand, manual
+) -> None:
+    async with stand.alive() as node:
+        node.owners.connect(OWNER)
+        sandbox = await node.lives.create(SandboxSpec(ttl_s=1.0), owner=OWNER)
+        await manual.advance(2)
+        assert sandbox.state is State.STOPPED
+    async with stand.alive() as again:
+        ended = again.sandboxes.get(sandbox.id)
+        assert ended.state is State.STOPPED
+        await manual.advance(31)  # nobody came back for it
+        assert ended.gone
+        again.owners.check_invariants()
+
+
+async def test_create_that_is_faster_than_its_owner_after_a_restart_is_asked_again(
+    stand, manual
+) -> None:
+    async with stand.alive() as node:
+        with pytest.raises(Unavailable) as caught:
+            await node.lives.create(SandboxSpec(), owner=OWNER)
+        assert caught.value.retryable
+        assert "retry_after_s" in caught.value.fields  # the SDK asks again by itself
+        node.owners.connect(OWNER)
+        await node.lives.create(SandboxSpec(), owner=OWNER)
+        await manual.advance(31)
+        with pytest.raises(Conflict):  # by now it would have come back
+            await node.lives.create(SandboxSpec(), owner="another-0123456789")

@@ -1,0 +1,1 @@
+"""Endurance: churn with faults injected, and a census at the end of each epoch. `make soak`."""
