@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 
 SDK = Path(__file__).parents[1] / "src" / "skerry" / "sdk"
-SOURCES = ("stream", "files", "sandbox", "sandboxes", "images", "client")
+SOURCES = ("stream", "connect", "files", "sandbox", "sandboxes", "images", "client")
 CLASSES = {
     "LiveCommand": "LiveCommand",
+    "AsyncConnection": "Connection",
     "AsyncFiles": "Files",
     "AsyncSandbox": "Sandbox",
     "AsyncSandboxes": "Sandboxes",
@@ -36,11 +37,13 @@ from typing import Any, BinaryIO, cast
 from msgspec import UNSET, UnsetType
 
 from skerry.sdk import client as _client
+from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
 from skerry.sdk import sandbox as _sandbox
 from skerry.sdk import sandboxes as _sandboxes
 from skerry.sdk import stream as _stream
+from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
 from skerry.sdk.portal import Portal, to_async
@@ -161,7 +164,9 @@ EXTRA = {
 def sync_type(text: str) -> str:
     """Returns an annotation with the async names replaced."""
     text = text.replace("AsyncIterator", "Iterator")
-    return re.sub(r"\b(Async(?:Sandboxes|Sandbox|Files|Images))\b", lambda m: CLASSES[m[1]], text)
+    return re.sub(
+        r"\b(Async(?:Sandboxes|Sandbox|Files|Images|Connection))\b", lambda m: CLASSES[m[1]], text
+    )
 
 
 def arguments(node: ast.AsyncFunctionDef) -> tuple[str, str]:
@@ -193,7 +198,8 @@ def method(node: ast.AsyncFunctionDef) -> str:
     if context:
         lines.insert(0, "    @contextlib.contextmanager")
         lines.append(f"        with self._portal.block({call}) as value:")
-        lines.append("            yield LiveCommand(self._portal, value)")
+        inner = CLASSES.get(returns.removeprefix("AsyncIterator[").removesuffix("]"))
+        lines.append(f"            yield {f'{inner}(self._portal, value)' if inner else 'value'}")
     elif returns.startswith("AsyncIterator"):
         lines.append(f"        return self._portal.iterate({call})")
     elif returns == "AsyncSandbox":

@@ -1,4 +1,4 @@
-/* Reverse forwards: a listener inside, whose connections become streams to the host. */
+/* Forwarded connections: accepted by a listener inside (listen.c), or made inside for the host. */
 #include "init.h"
 
 #include <arpa/inet.h>
@@ -9,47 +9,26 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum {
-	LISTENERS_MAX = 16,
-	PER_LISTENER = 64,
-	FORWARDS_MAX = LISTENERS_MAX * PER_LISTENER,
-	BACKLOG = 128,
-};
-
-struct listener {
-	uint32_t handle; /* 0: free */
-	uint32_t generation;
-	uint16_t port;
-	uint32_t connections;
-	struct source v4, v6;
-};
+enum { FORWARDS_MAX = LISTENERS_MAX * PER_LISTENER + CONNECTS_MAX };
 
 struct forward {
-	uint32_t id; /* 0: free */
-	struct listener *from;
+	uint32_t id; /* 0: free; with HOST_CONN the host chose it */
+	struct listener *from; /* NULL: the host asked for it */
 	uint32_t handle; /* of the listener when it was opened */
 	uint16_t port;
+	sa_family_t family; /* being tried by a connect that is under way; 0: none is */
+	int error;	    /* why it could not be made: to be sent */
 	struct inlet in;
 	struct outlet out;
 	bool opened_due, reset_due;
 };
 
-static struct listener listeners[LISTENERS_MAX];
 static struct forward forwards[FORWARDS_MAX];
-static uint32_t forwards_high, last_id;
+static uint32_t forwards_high, last_id, connects;
 
 static uint32_t stream_of(const struct forward *w, uint32_t channel)
 {
 	return FORWARD_BIT | w->id << 2 | channel;
-}
-
-static void listener_watch(struct listener *l)
-{
-	bool open = conn.src.fd >= 0 && l->generation == conn.generation &&
-		    l->connections < PER_LISTENER;
-
-	source_watch(&l->v4, open ? EPOLLIN : 0);
-	source_watch(&l->v6, open ? EPOLLIN : 0);
 }
 
 static void forward_free(struct forward *w)
@@ -57,10 +36,10 @@ static void forward_free(struct forward *w)
 	inlet_close(&w->in);
 	outlet_close(&w->out);
 	w->id = 0;
-	if (w->from->connections)
-		w->from->connections--;
-	if (w->from->handle)
-		listener_watch(w->from);
+	if (w->from)
+		listener_left(w->from);
+	else
+		connects--;
 	while (forwards_high && !forwards[forwards_high - 1].id)
 		forwards_high--;
 }
@@ -76,7 +55,7 @@ static void forward_abort(struct forward *w)
 /* Over when both directions are. */
 static void settle(struct forward *w)
 {
-	if (w->reset_due)
+	if (w->reset_due || w->family || w->error)
 		return;
 	if (w->out.failed || w->in.broken)
 		forward_abort(w);
@@ -111,7 +90,7 @@ static void in_ready(struct source *src, uint32_t events)
 	settle(w);
 }
 
-static struct forward *forward_new(struct listener *l)
+static struct forward *forward_new(uint32_t id, struct listener *l, uint16_t port)
 {
 	struct forward *w = NULL;
 
@@ -122,126 +101,140 @@ static struct forward *forward_new(struct listener *l)
 		w = &forwards[forwards_high++];
 	if (!w)
 		return NULL;
-	last_id = last_id < HANDLE_MAX ? last_id + 1 : 1;
-	*w = (struct forward){.id = last_id, .from = l, .handle = l->handle, .port = l->port,
-			      .opened_due = true};
-	l->connections++;
+	*w = (struct forward){.id = id, .from = l, .port = port, .in.src.fd = -1, .out.src.fd = -1};
 	return w;
 }
 
-static void listener_accept(struct listener *l, struct source *src)
+/* A second descriptor: each direction is watched by itself. False: there is none to be had. */
+static bool carry(struct forward *w, int fd)
 {
-	int fd = accept4(src->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC), twin;
-	struct forward *w;
+	int twin = (uint64_t)fd + FD_RESERVE < config.fd_limit ? dup(fd) : -1;
 
-	if (fd < 0)
-		return;
-	/* A second descriptor: each direction is watched by itself. */
-	twin = (uint64_t)fd + FD_RESERVE < config.fd_limit ? dup(fd) : -1;
-	w = twin >= 0 ? forward_new(l) : NULL;
-	if (!w) {
-		close(fd);
-		if (twin >= 0)
-			close(twin);
-		return;
-	}
+	if (twin < 0)
+		return false;
 	inlet_open(&w->in, twin, INLET_SOCKET, in_ready);
 	outlet_open(&w->out, fd, out_ready);
-	listener_watch(l);
+	w->opened_due = true;
+	return true;
 }
 
-static void v4_ready(struct source *src, uint32_t events)
+bool forward_accepted(struct listener *l, uint32_t handle, uint16_t port, int fd)
 {
-	(void)events;
-	listener_accept(container_of(src, struct listener, v4), src);
-}
+	struct forward *w;
 
-static void v6_ready(struct source *src, uint32_t events)
-{
-	(void)events;
-	listener_accept(container_of(src, struct listener, v6), src);
-}
-
-static int socket_listen(int family, const void *address, socklen_t size)
-{
-	int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), one = 1, error;
-
-	if (fd < 0)
-		return -errno;
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-	if (family == AF_INET6)
-		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
-	if (!bind(fd, address, size) && !listen(fd, BACKLOG))
-		return fd;
-	error = -errno;
-	close(fd);
-	return error;
-}
-
-static int listener_open(struct listener *l, uint16_t port)
-{
-	struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(port),
-				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(port),
-				  .sin6_addr = IN6ADDR_LOOPBACK_INIT};
-	int four = socket_listen(AF_INET, &v4, sizeof(v4)), six;
-
-	if (four < 0)
-		return -four;
-	six = socket_listen(AF_INET6, &v6, sizeof(v6));
-	if (six == -EADDRINUSE) {
-		close(four);
-		return EADDRINUSE;
+	last_id = last_id < HOST_CONN - 1 ? last_id + 1 : 1;
+	w = forward_new(last_id, l, port);
+	if (w && carry(w, fd)) {
+		w->handle = handle;
+		return true;
 	}
-	source_open(&l->v4, four, v4_ready);
-	source_open(&l->v6, six < 0 ? -1 : six, v6_ready); /* a kernel without IPv6 is no fault */
-	l->port = port;
-	return 0;
+	close(fd);
+	if (w)
+		w->id = 0;
+	return false;
 }
 
-/* Listeners outlive a connection, so that clients inside wait instead of being refused; a host that
- * comes back asks for the port again and gets it under its new handle. */
-int forward_listen(uint32_t handle, uint16_t port)
+/* --- for the host ------------------------------------------------------------------------------- */
+
+static void connect_fail(struct forward *w, int error)
 {
-	struct listener *l = NULL;
-	int error;
+	source_close(&w->out.src);
+	w->family = 0;
+	w->error = error;
+	w->out.eof = w->out.eof_sent = true;
+}
+
+static void connect_try(struct forward *w, sa_family_t family);
+
+static void connect_ended(struct forward *w, int error)
+{
+	int fd;
+
+	if (error == ECONNREFUSED && w->family == AF_INET) {
+		source_close(&w->out.src);
+		connect_try(w, AF_INET6);
+		return;
+	}
+	if (error) {
+		/* A kernel without IPv6 only repeats that nobody listens. */
+		connect_fail(w, error == EAFNOSUPPORT || error == EADDRNOTAVAIL ? ECONNREFUSED : error);
+		return;
+	}
+	fd = source_take(&w->out.src);
+	w->family = 0;
+	if (!carry(w, fd)) {
+		close(fd);
+		connect_fail(w, EMFILE);
+	}
+}
+
+static void connect_ready(struct source *src, uint32_t events)
+{
+	struct forward *w = container_of(src, struct forward, out.src);
+	int error = 0;
+	socklen_t size = sizeof(error);
+
+	(void)events;
+	if (!w->id || !w->family || src->fd < 0)
+		return;
+	if (getsockopt(src->fd, SOL_SOCKET, SO_ERROR, &error, &size))
+		error = errno;
+	connect_ended(w, error);
+}
+
+static void connect_try(struct forward *w, sa_family_t family)
+{
+	struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(w->port),
+				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(w->port),
+				  .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+	int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), failed;
+
+	w->family = family;
+	source_open(&w->out.src, fd, connect_ready);
+	if (fd < 0) {
+		connect_ended(w, errno);
+		return;
+	}
+	failed = family == AF_INET ? connect(fd, (struct sockaddr *)&v4, sizeof(v4))
+				   : connect(fd, (struct sockaddr *)&v6, sizeof(v6));
+	if (!failed)
+		connect_ended(w, 0);
+	else if (errno == EINPROGRESS)
+		source_watch(&w->out.src, EPOLLOUT);
+	else
+		connect_ended(w, errno);
+}
+
+/* 0, or an errno value that the frame is refused with. */
+static int forward_connect(uint32_t id, uint16_t port)
+{
+	struct forward *w;
 
 	if (!port)
 		return EINVAL;
-	for (int i = 0; i < LISTENERS_MAX; i++) {
-		struct listener *other = &listeners[i];
-
-		if (other->handle && other->port == port && other->generation != conn.generation) {
-			l = other;
-			break;
-		}
-		if (other->handle == handle)
-			return EEXIST;
-		if (!other->handle && !other->connections && !l)
-			l = other;
-	}
-	if (!l)
+	w = connects < CONNECTS_MAX ? forward_new(id, NULL, port) : NULL;
+	if (!w)
 		return EAGAIN;
-	error = l->handle ? 0 : listener_open(l, port);
-	if (error)
-		return error;
-	l->handle = handle;
-	l->generation = conn.generation;
-	listener_watch(l);
+	connects++;
+	connect_try(w, AF_INET);
 	return 0;
 }
 
-bool forward_unlisten(uint32_t handle)
+static int connect_frame(const struct frame *f, const uint8_t *payload, bool known)
 {
-	for (int i = 0; i < LISTENERS_MAX; i++) {
-		if (!handle || listeners[i].handle != handle)
-			continue;
-		source_close(&listeners[i].v4);
-		source_close(&listeners[i].v6);
-		listeners[i].handle = 0;
-		return true;
-	}
-	return false;
+	struct fields it = fields_of(payload, f->length);
+	struct field field;
+	uint64_t port = 0;
+	int error, more;
+
+	while ((more = fields_next(&it, &field)) > 0)
+		if (field.tag == T_PORT && field_u64(&field, &port))
+			return -EPROTO;
+	if (more < 0 || port > UINT16_MAX || f->stream & 3 || !(f->stream >> 2 & HOST_CONN))
+		return -EPROTO;
+	error = known ? EEXIST : forward_connect(f->stream >> 2 & HANDLE_MAX, (uint16_t)port);
+	return !error || send_reply(G_ERROR, f->stream, error, "connect") ? 0 : -EPROTO;
 }
 
 static int data_frame(struct forward *w, const struct frame *f, const uint8_t *payload)
@@ -265,24 +258,27 @@ static int data_frame(struct forward *w, const struct frame *f, const uint8_t *p
 int forward_frame(const struct frame *f, const uint8_t *payload)
 {
 	uint32_t id = (f->stream & ~FORWARD_BIT) >> 2;
+	struct forward *w = NULL;
 	int error;
 
-	for (uint32_t i = 0; id && i < forwards_high; i++) {
-		struct forward *w = &forwards[i];
-
-		if (w->id != id)
-			continue;
-		if (f->type == G_RESET) {
-			forward_free(w);
-			return 0;
-		}
-		if (w->reset_due)
-			return 0;
-		error = data_frame(w, f, payload);
-		settle(w);
-		return error;
+	for (uint32_t i = 0; id && !w && i < forwards_high; i++)
+		if (forwards[i].id == id)
+			w = &forwards[i];
+	if (f->type == G_CONNECT)
+		return connect_frame(f, payload, w);
+	if (!w)
+		return 0; /* it ended while this frame was under way */
+	if (f->type == G_RESET) {
+		forward_free(w);
+		return 0;
 	}
-	return 0; /* it ended while this frame was under way */
+	if (w->reset_due || w->error)
+		return 0;
+	if (w->family || w->opened_due)
+		return -EPROTO; /* the host was not told yet that there is a connection */
+	error = data_frame(w, f, payload);
+	settle(w);
+	return error;
 }
 
 void forward_reset_all(void)
@@ -290,9 +286,7 @@ void forward_reset_all(void)
 	for (uint32_t i = forwards_high; i-- > 0;)
 		if (forwards[i].id)
 			forward_free(&forwards[i]);
-	for (int i = 0; i < LISTENERS_MAX; i++)
-		if (listeners[i].handle)
-			listener_watch(&listeners[i]);
+	listeners_lost();
 }
 
 static bool opened_send(struct forward *w)
@@ -301,9 +295,21 @@ static bool opened_send(struct forward *w)
 	struct builder b;
 
 	build_init(&b, bytes, sizeof(bytes));
-	build_u64(&b, T_HANDLE, w->handle);
+	if (w->from)
+		build_u64(&b, T_HANDLE, w->handle);
 	build_u64(&b, T_PORT, w->port);
 	return send_frame(G_OPENED, stream_of(w, 0), &b);
+}
+
+static bool error_send(const struct forward *w)
+{
+	uint8_t bytes[48];
+	struct builder b;
+
+	build_init(&b, bytes, sizeof(bytes));
+	build_text(&b, T_ERROR_STEP, "connect");
+	build_u64(&b, T_ERRNO, (uint64_t)w->error);
+	return send_frame(G_ERROR, stream_of(w, 0), &b);
 }
 
 bool forward_control(void)
@@ -313,8 +319,14 @@ bool forward_control(void)
 	for (uint32_t i = 0; i < forwards_high; i++) {
 		struct forward *w = &forwards[i];
 
-		if (!w->id)
+		if (!w->id || w->family)
 			continue;
+		if (w->error) {
+			if (!error_send(w))
+				return false;
+			forward_free(w);
+			continue;
+		}
 		if (w->opened_due && !opened_send(w))
 			return false;
 		w->opened_due = false;

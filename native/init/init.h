@@ -6,7 +6,7 @@
  *	child.c     the child between fork and exec                 creds.c   its privileges
  *	userdb.c    passwd and group parser (no agent state)        group.c   cgroup2 groups, signals
  *	ring.c      ring buffers (no agent state)                   stream.c  descriptor <-> ring
- *	forward.c   reverse forwards                                file*.c, tree*.c, tar.c: the file helper
+ *	forward.c, listen.c  forwarded connections, listeners        file*.c, tree*.c, tar.c: the file helper
  *
  * Everything that a peer or the sandbox can make grow is a fixed table or a fixed window.
  */
@@ -32,6 +32,10 @@ enum {
 	HELLO_MS = 5000,
 	EXEC_DEADLINE_MS = 10000,
 	HANDLE_MAX = (1 << 29) - 1,
+	HOST_CONN = 1 << 28, /* set in the number of a forwarded connection that the host chose */
+	LISTENERS_MAX = 16,
+	PER_LISTENER = 64,
+	CONNECTS_MAX = 256, /* forwarded connections that the host asked for, at once */
 	FD_RESERVE = 32, /* descriptors that only accept may use: a host must always get in */
 };
 
@@ -258,11 +262,19 @@ bool send_frame(uint8_t type, uint32_t stream, const struct builder *b);
 /* 0, or -EPROTO: the connection must be closed. */
 int dispatch(const struct frame *f, uint8_t *payload);
 
-/* --- forward.c -------------------------------------------------------------------------------- */
+/* --- listen.c, forward.c ------------------------------------------------------------------------ */
+
+struct listener;
 
 /* 0 or an errno value. */
 int forward_listen(uint32_t handle, uint16_t port);
 bool forward_unlisten(uint32_t handle);
+/* One of its connections has ended. */
+void listener_left(struct listener *l);
+/* The connection to the host is gone: nothing is accepted until it asks for the port again. */
+void listeners_lost(void);
+/* Takes an accepted connection over; false if there is no room for it, and then it is closed. */
+bool forward_accepted(struct listener *l, uint32_t handle, uint16_t port, int fd);
 int forward_frame(const struct frame *f, const uint8_t *payload);
 /* The connection is gone: what was under way to it cannot be known. */
 void forward_reset_all(void);

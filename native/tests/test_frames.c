@@ -164,6 +164,13 @@ static size_t opened(void)
 	return finish(G_OPENED, 2, 0x80000000u | 1u << 2);
 }
 
+static size_t connect_(void)
+{
+	begin();
+	build_u64(&body, T_PORT, 8000);
+	return finish(G_CONNECT, 2, 0xC0000000u | 1u << 2);
+}
+
 static size_t error(void)
 {
 	begin();
@@ -188,7 +195,8 @@ static const struct {
 	{"hello", hello}, {"welcome", welcome}, {"ping", ping}, {"start_command", start_command},
 	{"start_terminal", start_terminal}, {"started", started}, {"data", data}, {"eof", eof},
 	{"credit", credit}, {"cancel", cancel}, {"attach", attach}, {"done", done},
-	{"done_failed", done_failed}, {"opened", opened}, {"error", error},
+	{"done_failed", done_failed}, {"opened", opened}, {"connect", connect_},
+	{"error", error},
 	{"launcher_fail", launcher_fail},
 };
 enum { GOLDEN = sizeof(golden) / sizeof(golden[0]) };

@@ -9,6 +9,7 @@
     ├── SandboxError              what runs inside, or the image, is at fault
     │   ├── SandboxFailed         it did not start, or died
     │   ├── FileRefused           a file operation was refused inside (fields: errno, path)
+    │   ├── PortRefused           nothing answers on a port inside (fields: errno, port)
     │   └── ImageBroken           a layer is damaged or unusable
     ├── PlatformError             Skerry or its machines are at fault; safe to try again
     │   ├── Overloaded            an admission limit answered (fields: limit, retry_after_s)
@@ -108,6 +109,13 @@ class FileRefused(SandboxError):
     http_status = 400
 
 
+class PortRefused(SandboxError):
+    """Nothing answers on a port inside; `errno` and `port` are in the fields."""
+
+    code = "port_refused"
+    http_status = 400
+
+
 class ImageBroken(SandboxError):
     """A layer is damaged, or is not what its name promises."""
 
@@ -170,6 +178,7 @@ BY_CODE: dict[str, type[SkerryError]] = {
         SandboxError,
         SandboxFailed,
         FileRefused,
+        PortRefused,
         ImageBroken,
         PlatformError,
         Overloaded,

@@ -24,6 +24,7 @@ from native_agent import (
     CANCEL,
     CANCELLED,
     COLS,
+    CONNECT,
     CPU_US,
     CREDIT,
     DATA,
@@ -596,6 +597,81 @@ def test_reverse_forward_carries_bytes_both_ways_and_half_closes(client: Client)
     while kind != DONE:
         kind, _, payload = client.receive(5)
     assert unpack(payload) == {ERROR_STEP: ["listen"], ERRNO: [errno.EADDRINUSE]}
+
+
+SERVER = """
+import socket, sys
+s = socket.create_server((sys.argv[1], int(sys.argv[2])), family=socket.AF_INET6 if ":" in sys.argv[1]
+                         else socket.AF_INET, backlog=512)
+print("ready", flush=True)
+for _ in range(int(sys.argv[3])):
+    c = s.accept()[0]; d = b""
+    while p := c.recv(65536):
+        d += p
+    c.sendall(d.upper() + b"!"); c.close()
+"""
+
+
+def serve(client: Client, address: str, port: int, times: int = 1) -> Operation:
+    client.file("write", "/tmp/serve.py", "644", "-", stdin_data=SERVER.encode())
+    op = client.start("/usr/bin/python3", "/tmp/serve.py", address, str(port), str(times))
+    while b"ready" not in op.stdout:
+        client.step()
+    return op
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_host_connects_to_a_port_inside_and_each_half_closes(client: Client, address: str) -> None:
+    op = serve(client, address, 8000)
+    stream = 0xC0000000 | 7 << 2
+    client.send(CONNECT, stream, pack(PORT, 8000))
+    while (got := client.step())[1] != stream:
+        pass
+    assert got[0] == OPENED
+    assert unpack(got[2]) == {PORT: [8000]}
+    # One that is open already cannot be asked for again.
+    client.send(CONNECT, stream, pack(PORT, 8000))
+    while (got := client.step())[:2] != (ERROR, stream):
+        pass
+    assert unpack(got[2])[ERRNO] == [errno.EEXIST]
+    client.send(DATA, stream | 1, struct.pack("<Q", 0) + b"abc" * 20000)
+    client.send(EOF, stream | 1, pack(TOTAL, 60000))
+    data, ended = b"", False
+    while not ended:
+        kind, at, payload = client.step()
+        if kind == DATA and at == stream | 2:
+            data += payload[8:]
+        ended = kind == EOF and at == stream | 2
+    assert data == b"ABC" * 20000 + b"!"
+    client.wait(op)
+
+
+def test_port_that_nobody_listens_on_is_refused_and_frees_its_place(client: Client) -> None:
+    for number in range(1, 600):  # more than may be open at once
+        stream = 0xC0000000 | number << 2
+        client.send(CONNECT, stream, pack(PORT, 9))
+        kind, at, payload = client.receive(5)
+        assert (kind, at) == (ERROR, stream)
+        assert unpack(payload) == {ERROR_STEP: ["connect"], ERRNO: [errno.ECONNREFUSED]}
+
+
+def test_connections_that_the_host_asks_for_are_bounded(client: Client) -> None:
+    serve(client, "127.0.0.1", 8001, 300)
+    answers = []
+    for number in range(1, 261):
+        client.send(CONNECT, 0xC0000000 | (1000 + number) << 2, pack(PORT, 8001))
+    while len(answers) < 260:
+        kind, _, payload = client.step()
+        if kind in (OPENED, ERROR):
+            answers.append(unpack(payload).get(ERRNO, [0])[0])
+    # A place may be refused for want of descriptors before the table is full.
+    assert set(answers) <= {0, errno.EAGAIN, errno.EMFILE}
+    assert 0 < answers.count(0) <= 256
+    for number in range(1, 261):
+        client.send(RESET, 0xC0000000 | (1000 + number) << 2)
+    client.send(PING, 0, pack(TOKEN, b"here"))
+    while client.step()[0] != PONG:
+        pass
 
 
 def test_reset_from_the_host_ends_the_connection_inside(client: Client) -> None:

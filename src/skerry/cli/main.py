@@ -17,6 +17,7 @@ COMMANDS = {
     "exec": ("skerry.cli.run:exec_", "Run a command in a live sandbox."),
     "shell": ("skerry.cli.shell:shell", "Open a terminal in a live or a new sandbox."),
     "cp": ("skerry.cli.copy:cp", "Copy files and trees into and out of a sandbox."),
+    "forward": ("skerry.cli.forward:forward", "Reach a port inside from here, or the reverse."),
     "ls": ("skerry.cli.sandboxes:ls", "List sandboxes."),
     "inspect": ("skerry.cli.sandboxes:inspect", "Show all that is known of sandboxes."),
     "logs": ("skerry.cli.logs:logs", "Show a sandbox's commands and their recorded output."),

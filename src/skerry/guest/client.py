@@ -159,15 +159,20 @@ class GuestClient:
         of an operation. Raises Conflict if the port is taken, SandboxFailed for other reasons.
         """
         self._check_handle(handle)
-        if self._forwards is None:
-            self._forwards = Forwards(self._channel, self.generation, self._serve)
-        listener = self._forwards.listen(handle, port, on_connection)
+        listener = self._forwarding().listen(handle, port, on_connection)
         try:
             await listener.ready
         except asyncio.CancelledError:
             listener.close()
             raise
         return listener
+
+    async def open_port(self, port: int) -> Connection:
+        """Returns a connection to a port of the sandbox's loopback; `reset` it when done.
+
+        Raises PortRefused if nothing answers there, Overloaded if too many are open.
+        """
+        return await self._forwarding().connect(port)
 
     async def ping(self) -> None:
         """Returns when the agent has answered; the caller sets the timeout."""
@@ -270,6 +275,11 @@ class GuestClient:
             raise ProtocolError(f"{message.CODE.name} on the connection itself")
 
     # --- inside --------------------------------------------------------------------------------
+
+    def _forwarding(self) -> Forwards:
+        if self._forwards is None:
+            self._forwards = Forwards(self._channel, self.generation, self._serve)
+        return self._forwards
 
     def _check_handle(self, handle: int) -> None:
         if not 0 < handle <= guest.HANDLE_MAX or handle in self._operations:

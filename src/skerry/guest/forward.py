@@ -1,24 +1,28 @@
-"""Reverse forwards: a port inside whose connections are served by the host.
+"""Forwards: a port inside whose connections are served by the host, and connections to one.
 
-The agent listens on both loopback addresses; each connection is a pair of streams with a window of
-its own, so a slow one holds up nobody. Half close works both ways. When the channel is lost, all
-connections end and the listener must be asked for again (with a new handle).
+The agent listens on both loopback addresses, or connects to 127.0.0.1 and then ::1; each connection
+is a pair of streams with a window of its own, so a slow one holds up nobody. Half close works both
+ways. When the channel is lost, all connections end and a listener must be asked for again (with a
+new handle).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Awaitable, Callable
+from errno import EAGAIN, ECONNREFUSED
 from typing import Final
 
-from skerry.errors import SandboxFailed, SkerryError
+from skerry.errors import Overloaded, PortRefused, SandboxFailed, SkerryError
 from skerry.guest.channel import Channel, same_error
 from skerry.guest.inlet import Inlet
 from skerry.wire import guest
 from skerry.wire.frames import WINDOW, ProtocolError
 
 CONNECTIONS_MAX: Final = 1024  # a channel; more are reset at once
+CONNECTS_MAX: Final = 256  # of them, those that the host asked for
 _GRANT_STEP: Final = WINDOW // 4
 
 
@@ -198,6 +202,29 @@ class Forwards:
         self._listeners: dict[int, Listener] = {}
         self._given_up: set[int] = set()  # closed before the agent answered: it still will
         self._connections: dict[int, Connection] = {}
+        self._opening: dict[int, asyncio.Future[None]] = {}  # not yet answered
+        self._last = 0
+
+    async def connect(self, port: int) -> Connection:
+        """Returns a connection to a port inside; its holder resets it when it is done.
+
+        Raises PortRefused if nothing answers there, Overloaded beyond CONNECTS_MAX of them.
+        """
+        if sum(number >= guest.HOST_CONN for number in self._connections) >= CONNECTS_MAX:
+            raise _connect_error(port, EAGAIN)
+        self._last = self._last % (guest.HOST_CONN - 1) + 1
+        number = guest.HOST_CONN | self._last
+        connection = Connection(self._channel, self._generation, number, port, self._forget)
+        self._tell(guest.Connect(port), guest.forward_stream(number, guest.CONTROL))
+        opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connections[number], self._opening[number] = connection, opening
+        try:
+            await opening
+        except asyncio.CancelledError:
+            self._opening.pop(number, None)
+            connection.reset()
+            raise
+        return connection
 
     def listen(self, handle: int, port: int, on_connection: OnConnection) -> Listener:
         """Asks the agent to listen; the listener's `ready` says when it does."""
@@ -218,6 +245,8 @@ class Forwards:
             self._open(number, message)
         elif connection is None:
             return
+        elif number in self._opening:
+            self._refuse(number, message)
         elif isinstance(message, guest.Data):
             connection.take_data(message)
         elif isinstance(message, guest.Eof):
@@ -250,12 +279,32 @@ class Forwards:
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             connection.lose(error)
+        opening, self._opening = self._opening, {}
+        for future in opening.values():
+            if not future.done():
+                future.set_exception(same_error(error))
+                future.exception()
         for handle in list(self._listeners):
             self.take_answer(handle, same_error(error))
 
+    def _refuse(self, number: int, message: guest.Message) -> None:
+        """The agent could not connect; raises ProtocolError if it says anything else."""
+        if not isinstance(message, guest.Error):
+            raise ProtocolError(f"{message.CODE.name} before connection {number} was opened")
+        opening, connection = self._opening.pop(number), self._connections.pop(number)
+        if not opening.done():
+            opening.set_exception(_connect_error(connection.port, message.errno))
+
     def _open(self, number: int, message: guest.Opened) -> None:
-        if number in self._connections:
-            raise ProtocolError(f"forwarded connection {number} was opened twice")
+        if number >= guest.HOST_CONN:
+            opening = self._opening.pop(number, None)
+            if opening is not None and not opening.done():
+                opening.set_result(None)
+            elif number in self._connections:
+                raise ProtocolError(f"forwarded connection {number} was opened twice")
+            return
+        if number in self._connections or message.handle is None:
+            raise ProtocolError(f"forwarded connection {number} was opened twice, or by nobody")
         listener = self._listeners.get(message.handle)
         if listener is None or len(self._connections) >= CONNECTIONS_MAX:
             self._tell(guest.Reset(), guest.forward_stream(number, guest.CONTROL))
@@ -276,3 +325,17 @@ class Forwards:
 
     def _tell(self, message: guest.Message, stream: int) -> None:
         self._channel.send(guest.encode(message, self._generation, stream))
+
+
+def _connect_error(port: int, errno: int) -> SkerryError:
+    """Returns what the agent's refusal to connect means."""
+    if errno == ECONNREFUSED:
+        return PortRefused(f"nothing listens on port {port} inside", port=port, errno=errno)
+    if errno == EAGAIN:
+        return Overloaded(
+            f"{CONNECTS_MAX} connections into this sandbox are open already",
+            limit="forwards",
+            retry_after_s=1.0,
+        )
+    reason = os.strerror(errno)
+    return PortRefused(f"cannot connect to port {port} inside: {reason}", port=port, errno=errno)

@@ -1,27 +1,30 @@
-"""Reverse forward: connections to a port inside a sandbox, carried to a client over one socket."""
+"""Forwards: connections to a port inside, and from one, carried to and from a client."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from errno import ETIMEDOUT
 
-from skerry.errors import InvalidRequest, SkerryError
+from skerry.errors import InvalidRequest, PortRefused, SkerryError
 from skerry.guest.forward import Connection
 from skerry.node.clock import Clock
-from skerry.node.handles import Handles
 from skerry.node.lives import Lives
 from skerry.node.sandbox import Sandbox
 from skerry.wire.http import ForwardFrame
+
+CONNECT_S = 10.0  # a server inside that does not accept is given that long
+RESET_S = 1.0  # for telling a slow client that a connection is gone
 
 Send = Callable[[ForwardFrame], Awaitable[None]]
 
 
 class Forward:
-    """One listening port and its connections; `lost` is done when the agent's channel is."""
+    """One listening port and its connections; `over` is done when the sandbox is."""
 
-    def __init__(self, send: Send, lost: asyncio.Future[SkerryError]) -> None:
-        self.lost = lost
+    def __init__(self, send: Send, over: asyncio.Future[SkerryError]) -> None:
+        self.over = over
         self._send = send
         self._connections: dict[int, Connection] = {}
         self._ended: dict[int, asyncio.Event] = {}
@@ -39,6 +42,11 @@ class Forward:
             await ended.wait()
         except SkerryError:
             await self._send(ForwardFrame(number, reset=True))
+        except asyncio.CancelledError:  # the agent's channel is lost; the port is served again
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RESET_S):
+                    await self._send(ForwardFrame(number, reset=True))
+            raise
         finally:
             del self._connections[number], self._ended[number]
 
@@ -66,22 +74,42 @@ class Forward:
 class Forwarder:
     """Opens forwards; each keeps its sandbox active while it lasts."""
 
-    def __init__(self, lives: Lives, handles: Handles, clock: Clock) -> None:
+    def __init__(self, lives: Lives, clock: Clock) -> None:
         self._lives = lives
-        self._handles = handles
         self._clock = clock
 
     @asynccontextmanager
     async def open(self, sandbox: Sandbox, port: int, send: Send) -> AsyncIterator[Forward]:
-        """Listens inside while the block lasts; Conflict if the port is taken."""
-        if not 1 <= port <= 65_535:
-            raise InvalidRequest(f"port: {port} is not between 1 and 65535")
+        """Listens inside while the block lasts, over lost channels too; Conflict if it is taken."""
+        _check(port)
+        link = await self._lives.ensure_running(sandbox)
+        forward = Forward(send, link.over)
+        with sandbox.active_while(self._clock):
+            async with link.listening(port, forward.serve):
+                yield forward
+
+    @asynccontextmanager
+    async def connect(self, sandbox: Sandbox, port: int) -> AsyncIterator[Connection]:
+        """A connection to a port inside; PortRefused if nothing answers there."""
+        _check(port)
         link = await self._lives.ensure_running(sandbox)
         client = await link.ready()
-        forward = Forward(send, client.lost)
         with sandbox.active_while(self._clock):
-            listener = await client.listen(port, forward.serve, handle=self._handles.new(sandbox))
             try:
-                yield forward
+                async with asyncio.timeout(CONNECT_S):
+                    connection = await client.open_port(port)
+            except TimeoutError:
+                raise PortRefused(
+                    f"what listens on port {port} inside does not accept within {CONNECT_S:g} s",
+                    port=port,
+                    errno=ETIMEDOUT,
+                ) from None
+            try:
+                yield connection
             finally:
-                listener.close()
+                connection.reset()
+
+
+def _check(port: int) -> None:
+    if not 1 <= port <= 65_535:
+        raise InvalidRequest(f"port: {port} is not between 1 and 65535")

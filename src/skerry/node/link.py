@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from skerry.backends.api import Instance
-from skerry.errors import SandboxFailed, SkerryError, Unavailable
+from skerry.errors import Conflict, SandboxFailed, SkerryError, Unavailable
 from skerry.guest.channel import same_error
 from skerry.guest.client import GuestClient
+from skerry.guest.forward import Listener, OnConnection
 from skerry.node.clock import Clock, sleep
 
 CONNECT_S = 10.0  # for one connection, to the agent's WELCOME
@@ -20,6 +24,18 @@ PING_S = 5.0
 # Before each try. The first is what the death of PID 1 needs to be told from a lost connection.
 LOSSES_A_DELAY = 4  # within a second: an agent that drops every connection is asked less often
 _DELAYS_S = (0.02, 0.05, 0.2, 0.5, 1.0, 2.0)
+
+log = logging.getLogger("skerry.node")
+
+
+@dataclass(slots=True, eq=False)
+class Port:
+    """A port inside that is listened on. Invariant: `listener` is of the client `on`, or both None."""
+
+    number: int
+    serve: OnConnection
+    on: GuestClient | None = None
+    listener: Listener | None = None
 
 
 class Link:
@@ -37,7 +53,11 @@ class Link:
         clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         on_death: Callable[[str], None],
+        new_handle: Callable[[], int],
     ) -> None:
+        self.over: asyncio.Future[SkerryError] = asyncio.get_running_loop().create_future()
+        self._new_handle = new_handle
+        self._ports: list[Port] = []
         self._instance = instance
         self._clock = clock
         self._spawn = spawn
@@ -49,10 +69,19 @@ class Link:
         self._losses: list[float] = []
 
     async def connect(self, timeout_s: float = CONNECT_S) -> GuestClient:
-        """Returns a new client; Unavailable or SandboxFailed if the agent does not answer well."""
+        """Returns a new client, once it listens on every port that is served.
+
+        Unavailable or SandboxFailed if the agent does not answer well.
+        """
         client = await GuestClient.connect(
             self._instance.open_channel, nonce=os.urandom(16), timeout=timeout_s
         )
+        try:
+            for port in tuple(self._ports):
+                await self._listen_again(client, port)
+        except BaseException:
+            await client.close()
+            raise
         if self._error is not None:
             await client.close()
             raise same_error(self._error)
@@ -71,6 +100,66 @@ class Link:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
+
+    async def listen(self, number: int, serve: OnConnection) -> Port:
+        """Serves a port inside from now on, over every loss of the connection, until `unlisten`.
+
+        Called before the first `connect`, it waits for nothing: the first client listens. Raises
+        Conflict if the port is taken inside, and the error of the end.
+        """
+        if any(port.number == number for port in self._ports):
+            raise Conflict(f"port {number} is served already")
+        port = Port(number, serve)
+        self._ports.append(port)
+        try:
+            while self._client is not None:
+                client = await self.ready()
+                if port.on is client:
+                    break
+                try:
+                    await self._listen(client, port)
+                    break
+                except SkerryError:
+                    if not client.lost.done():
+                        raise
+        except BaseException:
+            self.unlisten(port)
+            raise
+        return port
+
+    def unlisten(self, port: Port) -> None:
+        """Serves it no more; connections that are open go on. Idempotent."""
+        if port in self._ports:
+            self._ports.remove(port)
+        if port.listener is not None:
+            port.listener.close()
+            port.listener = port.on = None
+
+    @asynccontextmanager
+    async def listening(self, number: int, serve: OnConnection) -> AsyncIterator[None]:
+        """Serves a port inside while the block lasts; raises as `listen` does."""
+        port = await self.listen(number, serve)
+        try:
+            yield
+        finally:
+            self.unlisten(port)
+
+    async def _listen(self, client: GuestClient, port: Port) -> None:
+        async with asyncio.timeout(CONNECT_S):
+            listener = await client.listen(port.number, port.serve, handle=self._new_handle())
+        if port not in self._ports:
+            listener.close()
+            return
+        port.on, port.listener = client, listener
+
+    async def _listen_again(self, client: GuestClient, port: Port) -> None:
+        """A new connection serves the port; Unavailable if that was lost meanwhile."""
+        try:
+            await self._listen(client, port)
+        except TimeoutError:
+            raise Unavailable(f"the guest agent did not listen within {CONNECT_S:g} s") from None
+        except Conflict as error:
+            log.warning("port %d inside is not served any more: %s", port.number, error.message)
 
     async def check(self) -> None:
         """Pings the agent; if it does not answer in time, the connection is made again."""
@@ -95,6 +184,7 @@ class Link:
         """Closes the connection for good; whoever waits gets the error. Only the first counts."""
         if self._error is None:
             self._error = error
+            self.over.set_result(error)
         if self._client is not None:
             await self._client.close()
         self._wake()

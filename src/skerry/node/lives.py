@@ -22,6 +22,7 @@ from skerry.lifecycle import table
 from skerry.lifecycle.table import Command, Event
 from skerry.node import ledger
 from skerry.node.deadlines import Deadlines
+from skerry.node.handles import Handles
 from skerry.node.link import Link
 from skerry.node.operation import Past
 from skerry.node.parts import Parts
@@ -51,6 +52,7 @@ class Lives:
         self._sandboxes = parts.sandboxes
         self._admission = parts.admission
         self._ledger = parts.ledger
+        self._handles = Handles(parts.ledger)
         self._results = parts.results
         self._outputs = parts.outputs
         self._images = parts.images
@@ -148,7 +150,13 @@ class Lives:
             )
             self.fail(sandbox, reason, error)
 
-        return Link(sandbox.instance, self._clock, self._tasks.spawn, died)
+        return Link(
+            sandbox.instance,
+            self._clock,
+            self._tasks.spawn,
+            died,
+            lambda: self._handles.new(sandbox),
+        )
 
     def _created(self, sandbox: Sandbox) -> None:
         sandbox.touch(self._clock.wall(), self._clock.monotonic())

@@ -46,7 +46,7 @@ class Node:
         self.drain = Drain(parts, self.control)
         self.files = Files(self.lives, self.handles, parts.clock)
         self.disk = Disk(self.lives, parts.images, parts.clock)
-        self.forwarder = Forwarder(self.lives, self.handles, parts.clock)
+        self.forwarder = Forwarder(self.lives, parts.clock)
         self.batches = Batches(self.lives, parts.sandboxes, parts.admission)
         parts.owners.abandon = self.lives.abandon
 

@@ -13,16 +13,33 @@ from types import TracebackType
 import aiohttp
 import msgspec
 
-from skerry.errors import Unavailable
+from skerry.errors import Bug, Unavailable
 from skerry.sdk.transport import Transport
-from skerry.wire.http import ForwardFrame, ForwardOpen
+from skerry.wire.http import ForwardFrame, ForwardOpen, StreamEvent
 
 OPEN_WITHIN_S = 30.0
 CHUNK = 60_000
 PENDING_CHUNKS = 64  # of one connection, towards a target that reads slowly
 
 _decode = msgspec.msgpack.Decoder(ForwardFrame).decode
+_decode_event = msgspec.msgpack.Decoder(StreamEvent).decode
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def _frame(data: bytes) -> ForwardFrame:
+    """Returns the frame that a message holds; raises the error that it tells instead."""
+    try:
+        return _decode(data)
+    except msgspec.ValidationError:
+        error = _decode_event(data).error
+        raise Bug("the node sent no frame") if error is None else error.to_error() from None
+
+
+def _ready(message: aiohttp.WSMessage) -> None:
+    """Returns if the node says that the port is open; raises why it is not."""
+    if message.type is not aiohttp.WSMsgType.BINARY:
+        raise Unavailable(f"the port could not be opened inside: {message.extra}")
+    _frame(message.data)
 
 
 class ReverseForward:
@@ -53,9 +70,11 @@ class ReverseForward:
                     f"the node did not open port {self._port} within {OPEN_WITHIN_S:g} s"
                 ) from error
             raise
-        if ready.type is not aiohttp.WSMsgType.BINARY:
+        try:
+            _ready(ready)
+        except BaseException:
             await self._socket.close()
-            raise Unavailable(f"port {self._port} could not be opened inside: {ready.extra}")
+            raise
         self._pump = asyncio.create_task(self._receive())
         return self
 
@@ -77,7 +96,7 @@ class ReverseForward:
         async for message in self._socket:
             if message.type is not aiohttp.WSMsgType.BINARY:
                 continue
-            frame = _decode(message.data)
+            frame = _frame(message.data)
             if frame.opened:
                 inbox: asyncio.Queue[ForwardFrame] = asyncio.Queue(PENDING_CHUNKS)
                 self._connections[frame.conn] = inbox

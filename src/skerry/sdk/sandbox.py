@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from skerry.errors import InvalidRequest, SkerryError
+from skerry.sdk.connect import AsyncConnection, Forwarded, connected, forwarding
 from skerry.sdk.files import AsyncFiles
 from skerry.sdk.forward import ReverseForward
 from skerry.sdk.stream import LiveCommand, events_of
@@ -300,6 +301,28 @@ class AsyncSandbox:
         """Makes the layer `kind/name[:tag]` of what it wrote; everything written before is in it."""
         body = CommitBody(name=name, exclude=tuple(exclude))
         return await self._transport.call("POST", f"{self._root}/commit", LayerManifest, body=body)
+
+    @contextlib.asynccontextmanager
+    async def connect(self, port: int) -> AsyncIterator[AsyncConnection]:
+        """A connection to a port of the sandbox's loopback, for a block.
+
+        Tries 127.0.0.1, then ::1; raises PortRefused if nothing answers there. It keeps the sandbox
+        active, and ends with the node that carries it.
+        """
+        async with connected(self._transport, self._root, port) as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def forward(
+        self, port: int, local_port: int = 0, *, host: str = "127.0.0.1"
+    ) -> AsyncIterator[Forwarded]:
+        """Listens on `host`:`local_port` here (0: a free port) for a block, and yields where.
+
+        Each connection is carried to the port inside; one that is refused there is reset.
+        """
+        forwarded = forwarding(self._transport, self._root, port, host, local_port)
+        async with forwarded as where:
+            yield where
 
     def reverse_forward(self, port: int, host: str, target_port: int) -> ReverseForward:
         """Connects 127.0.0.1:`port` inside to `host`:`target_port` as seen from here, for a block."""

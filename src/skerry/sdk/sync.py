@@ -11,11 +11,13 @@ from typing import Any, BinaryIO, cast
 from msgspec import UNSET, UnsetType
 
 from skerry.sdk import client as _client
+from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
 from skerry.sdk import sandbox as _sandbox
 from skerry.sdk import sandboxes as _sandboxes
 from skerry.sdk import stream as _stream
+from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
 from skerry.sdk.portal import Portal, to_async
@@ -69,6 +71,30 @@ class LiveCommand:
     def __iter__(self) -> Iterator[StreamEvent]:
         """Yields events up to the result."""
         return self._portal.iterate(self._inner.__aiter__())
+
+
+class Connection:
+    """A connection to a port inside: bytes both ways, each half ends by itself."""
+
+    def __init__(self, portal: Portal, inner: _connect.AsyncConnection) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def read(self) -> bytes:
+        """Returns the next bytes, b"" at the end; raises what broke the connection."""
+        return self._portal.call(self._inner.read())
+
+    def write(self, data: bytes) -> None:
+        """Sends all of it, waiting while the other side does not read."""
+        return self._portal.call(self._inner.write(data))
+
+    def write_eof(self) -> None:
+        """Ends this half; reading goes on. Idempotent."""
+        return self._portal.call(self._inner.write_eof())
+
+    def close(self) -> None:
+        """Ends it; what is not over is aborted. Idempotent."""
+        return self._portal.call(self._inner.close())
 
 
 class Files:
@@ -351,6 +377,27 @@ class Sandbox:
     def commit(self, name: str, *, exclude: Sequence[str] = ()) -> LayerManifest:
         """Makes the layer `kind/name[:tag]` of what it wrote; everything written before is in it."""
         return self._portal.call(self._inner.commit(name, exclude=exclude))
+
+    @contextlib.contextmanager
+    def connect(self, port: int) -> Iterator[Connection]:
+        """A connection to a port of the sandbox's loopback, for a block.
+
+        Tries 127.0.0.1, then ::1; raises PortRefused if nothing answers there. It keeps the sandbox
+        active, and ends with the node that carries it.
+        """
+        with self._portal.block(self._inner.connect(port)) as value:
+            yield Connection(self._portal, value)
+
+    @contextlib.contextmanager
+    def forward(
+        self, port: int, local_port: int = 0, *, host: str = "127.0.0.1"
+    ) -> Iterator[Forwarded]:
+        """Listens on `host`:`local_port` here (0: a free port) for a block, and yields where.
+
+        Each connection is carried to the port inside; one that is refused there is reset.
+        """
+        with self._portal.block(self._inner.forward(port, local_port, host=host)) as value:
+            yield value
 
     def destroy(self) -> None:
         """Leaves nothing of it behind; may be called twice."""

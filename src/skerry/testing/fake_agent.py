@@ -2,7 +2,7 @@
 
 It keeps the protocol's promises (generations, credit, at most one start per operation id, results
 kept until acknowledged) so that what drives it can be tested without privilege. Terminals are
-plain pipes here; LISTEN is refused.
+plain pipes here; ports are in `fake_ports`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 
 from skerry.testing.fake_commands import Call, Clock, Ended, run_program
 from skerry.testing.fake_files import FakeFiles, run_words
+from skerry.testing.fake_ports import FakePorts
 from skerry.testing.fake_wire import Code, Frame, Splitter, Tag, pack, pack_fields, parse_fields
+from skerry.wire.guest import FORWARD
 
 WINDOW = 131_072
 _CHUNK = 32_768
@@ -196,6 +198,7 @@ class FakeAgent:
         self.version = b"0.1.0"
         self.running = asyncio.Event()  # cleared while paused
         self.running.set()
+        self.ports = FakePorts(self)
 
     def send(self, code: int, stream: int, pairs: list[tuple[int, int | bytes]]) -> None:
         """Sends a frame of fields to the newest connection, if there is one."""
@@ -239,6 +242,7 @@ class FakeAgent:
             self.connection.close()
         self.connection = connection
         self.generation += 1
+        self.ports.lose()
         for operation in self.operations.values():
             operation.attached = False
             operation.done_sent = False
@@ -246,6 +250,7 @@ class FakeAgent:
 
     def stop(self) -> None:
         """Ends every operation and the connection: the instance is gone."""
+        self.ports.stop()
         for operation in self.operations.values():
             if operation.task is not None:
                 operation.task.cancel()
@@ -272,14 +277,17 @@ class FakeAgent:
     def control(self, frame: Frame) -> None:
         """Serves a frame about one operation."""
         handle, channel = frame.stream >> 2, frame.stream & 3
+        if frame.stream >= FORWARD:
+            self.ports.take(frame)
+            return
+        if frame.type in (Code.LISTEN, Code.UNLISTEN):
+            self.ports.listen(frame)
+            return
         if frame.type == Code.START:
             self.start(handle, parse_fields(frame.payload))
             return
         operation = self.operations.get(handle)
-        if frame.type == Code.LISTEN:
-            pairs: list[tuple[int, int | bytes]] = [(Tag.ERROR_STEP, b"listen")]
-            self.send(Code.DONE, frame.stream, [*pairs, (Tag.ERRNO, errno.EOPNOTSUPP)])
-        elif operation is None:
+        if operation is None:
             self.fail(frame.stream, errno.ENOENT, "handle")
         elif frame.type in (Code.DATA, Code.EOF) and channel == 1:
             self._stdin(operation, frame)

@@ -46,6 +46,7 @@ class GuestFrame(IntEnum):
     RESET = 0x0C
     DATA = 0x10
     EOF = 0x11
+    CONNECT = 0x12
     WELCOME = 0x81
     PONG = 0x82
     STARTED = 0x83

@@ -38,6 +38,7 @@ AGENT_MAJOR: Final = 0  # of the agents that this side understands
 HANDLE_MAX: Final = (1 << 29) - 1
 GENERATION_MAX: Final = (1 << 32) - 1
 FORWARD: Final = 1 << 31  # set in the stream ids of forwarded connections
+HOST_CONN: Final = 1 << 28  # set in the number of a forwarded connection that the host asked for
 CONTROL, STDIN, STDOUT, STDERR = 0, 1, 2, 3  # channels of an operation
 INWARD, OUTWARD = 1, 2  # channels of a forwarded connection
 PID_MAX: Final = (1 << 31) - 1
@@ -323,16 +324,24 @@ class Unlisten(Message, frozen=True):
     CODE = GuestFrame.UNLISTEN
 
 
+class Connect(Message, frozen=True):
+    """Asks for a connection to a port inside: 127.0.0.1, then ::1; OPENED or ERROR answers."""
+
+    CODE = GuestFrame.CONNECT
+    PARTS = (number("port", Tag.PORT, 1, 65_535),)
+    port: int
+
+
 class Opened(Message, frozen=True):
-    """A connection was accepted by the listener with this handle."""
+    """A connection was accepted by the listener with this handle, or made as the host asked (None)."""
 
     CODE = GuestFrame.OPENED
     PARTS = (
-        number("handle", Tag.HANDLE, 1, HANDLE_MAX),
+        number("handle", Tag.HANDLE, 1, HANDLE_MAX, optional=True),
         number("port", Tag.PORT, 1, 65_535),
     )
-    handle: int
-    port: int
+    handle: int | None = None
+    port: int = 0
 
 
 class Reset(Message, frozen=True):
@@ -354,7 +363,10 @@ class Error(Message, frozen=True):
 
 
 _BOTH: Final = (Data, Eof, Credit, Reset)
-_HOST: Final = (Hello, Ping, Start, Signal, Cancel, Attach, Ack, Resize, Listen, Unlisten)
+_HOST: Final = (
+    *(Hello, Ping, Start, Signal, Cancel, Attach, Ack, Resize),
+    *(Listen, Unlisten, Connect),
+)
 _AGENT: Final = (Welcome, Pong, Started, Done, Opened, Error)
 _FROM_HOST: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_HOST, *_BOTH)}
 _FROM_AGENT: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_AGENT, *_BOTH)}
@@ -400,6 +412,8 @@ def _fits(type_: int, stream: int, *, outward: bool) -> bool:
         return stream == 0
     if type_ in (GuestFrame.OPENED, GuestFrame.RESET):
         return forward and channel == CONTROL
+    if type_ == GuestFrame.CONNECT:
+        return forward and channel == CONTROL and number_ >= HOST_CONN
     if type_ in _CONTENT or type_ == GuestFrame.CREDIT:
         if not forward and number_ == 0:
             return False

@@ -30,6 +30,9 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
   then ClientEvent / StreamEvent |
 | GET sandboxes/ID/forward (WebSocket) | reverse forward: first message ForwardOpen, then \
   ForwardFrame both ways |
+| GET sandboxes/ID/connect?port=N (WebSocket) | a connection to a port inside: the node's first \
+  message is text, an empty StreamEvent or the error; then binary messages are its bytes, both ways, \
+  and an empty one ends that half |
 | GET sandboxes/ID/files?path=&user=&offset=&length= | -> bytes, streamed |
 | PUT sandboxes/ID/files?path=&user=&mode=&parents=&append=&exclusive= | bytes, streamed \
   -> FileInfo |

@@ -182,6 +182,14 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     Route(
         "GET",
+        f"{_BASE}/connect",
+        "A connection to a port inside. The first message is text: an empty StreamEvent, or the "
+        "error; then binary messages are bytes both ways, and an empty one ends that half.",
+        params=(Param("port", _int(1, 65_535), "port of the loopback inside", required=True),),
+        socket=(StreamEvent,),
+    ),
+    Route(
+        "GET",
         f"{_BASE}/files",
         "A file's content.",
         answer=BYTES,

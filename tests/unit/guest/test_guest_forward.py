@@ -1,4 +1,4 @@
-"""Reverse forwards: listening, both directions, half close, resets, bounds."""
+"""Forwards both ways: listening, connecting, half close, resets, bounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from skerry.errors import Conflict, SandboxFailed, Unavailable
+from skerry.errors import Conflict, Overloaded, PortRefused, SandboxFailed, Unavailable
 from skerry.guest import forward as forward_module
 from skerry.wire import guest
 from skerry.wire.frames import WINDOW
@@ -219,3 +219,95 @@ async def test_lost_channel_ends_connections_and_handlers(forwarded):
     listener.close()
     await client.close()
     assert not client._tasks
+
+
+HOST = 0xC0000000 | 1 << 2
+
+
+async def opened(connect):
+    client, agent = await connect()
+    task = asyncio.ensure_future(client.open_port(8000))
+    assert (await agent.expect(guest.Connect, HOST)).port == 8000
+    agent.send(guest.Opened(None, 8000), HOST)
+    return client, agent, await task
+
+
+async def test_asked_for_connection_carries_bytes_and_each_half_closes(connect):
+    client, agent, connection = await opened(connect)
+    await connection.write(b"GET /")
+    assert await agent.expect(guest.Data, HOST | 1) == guest.Data(0, b"GET /")
+    await connection.write_eof()
+    await agent.expect(guest.Eof, HOST | 1)
+    agent.send(guest.Data(0, b"200"), HOST | 2)
+    agent.send(guest.Eof(3), HOST | 2)
+    assert [await connection.read(), await connection.read()] == [b"200", b""]
+    connection.reset()
+    assert await sync(client, agent) == []
+
+
+@pytest.mark.parametrize(
+    ("errno", "expected", "text"),
+    [
+        (111, PortRefused, "nothing listens on port 8000"),
+        (110, PortRefused, "timed out"),
+        (11, Overloaded, "256"),
+    ],
+)
+async def test_refused_connection_says_why_and_leaves_nothing(connect, errno, expected, text):
+    client, agent = await connect()
+    task = asyncio.ensure_future(client.open_port(8000))
+    await agent.expect(guest.Connect)
+    agent.send(guest.Error(errno, "connect"), HOST)
+    with pytest.raises(expected, match=text):
+        await task
+    assert not client._forwards._connections
+    assert not client._forwards._opening
+
+
+async def test_asked_for_connections_are_bounded(connect, monkeypatch):
+    monkeypatch.setattr(forward_module, "CONNECTS_MAX", 1)
+    client, _, connection = await opened(connect)
+    with pytest.raises(Overloaded):
+        await client.open_port(8000)
+    connection.reset()
+    task = asyncio.ensure_future(client.open_port(8000))
+    await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+
+
+async def test_given_up_connection_is_reset_and_its_late_answer_is_dropped(connect):
+    client, agent = await connect()
+    task = asyncio.ensure_future(client.open_port(8000))
+    await agent.expect(guest.Connect)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await agent.expect(guest.Reset, HOST)
+    agent.send(guest.Opened(None, 8000), HOST)
+    agent.send(guest.Data(0, b"late"), HOST | 2)
+    assert await sync(client, agent) == []
+    assert not client.lost.done()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [(guest.Data(0, b"early"), HOST | 2), (guest.Reset(), HOST), (guest.Opened(None, 1), CONN)],
+)
+async def test_answer_that_cannot_be_ends_the_channel(connect, message):
+    client, agent = await connect()
+    task = asyncio.ensure_future(client.open_port(8000))
+    await agent.expect(guest.Connect)
+    agent.send(*message)
+    with pytest.raises(SandboxFailed, match="broke the protocol"):
+        await task
+    assert isinstance(await client.lost, SandboxFailed)
+
+
+async def test_lost_channel_ends_connections_that_are_being_made(connect):
+    client, agent = await connect()
+    task = asyncio.ensure_future(client.open_port(8000))
+    await agent.expect(guest.Connect)
+    agent.writer.close()
+    with pytest.raises(Unavailable):
+        await task

@@ -203,15 +203,3 @@ async def test_unknown_path_and_sandbox_are_refused(stand) -> None:
                 error = (await attached.hear()).error
                 assert error is not None
                 assert error.code == "not_found"
-
-
-async def test_forward_that_cannot_listen_says_why(stand) -> None:
-    async with stand.serving() as (_, api):
-        sid = await api.create()
-        for port, code in ((0, "invalid"), (70_000, "invalid"), (8080, "sandbox_failed")):
-            async with api.session.ws_connect(f"/v1/sandboxes/{sid}/forward") as socket:
-                attached = Attached(socket)
-                await attached.say(port=port)
-                error = (await attached.hear()).error
-                assert error is not None
-                assert error.code == code

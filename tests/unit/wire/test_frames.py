@@ -71,7 +71,16 @@ def golden() -> dict[str, bytes]:
     return {name: bytes.fromhex(text) for name, text in (line.split() for line in lines)}
 
 
-FROM_HOST = {"hello", "ping", "start_command", "start_terminal", "credit", "cancel", "attach"}
+FROM_HOST = {
+    "hello",
+    "ping",
+    "start_command",
+    "start_terminal",
+    "credit",
+    "cancel",
+    "attach",
+    "connect",
+}
 
 
 def test_golden_frames_mean_the_same_on_both_sides():

@@ -44,6 +44,7 @@ FROM_HOST = st.one_of(
     st.tuples(st.just(guest.Ack()), st.just(CONTROL_STREAM)),
     st.tuples(st.just(guest.Unlisten()), st.just(CONTROL_STREAM)),
     st.tuples(st.just(guest.Reset()), st.just(0x80000004)),
+    st.tuples(st.builds(guest.Connect, PORT), st.just(0xC0000004)),
 )
 DONES = st.builds(
     guest.Done,
@@ -59,6 +60,7 @@ FROM_AGENT = st.one_of(
     st.tuples(st.builds(guest.Started, st.integers(0, guest.PID_MAX)), st.just(CONTROL_STREAM)),
     st.tuples(DONES, st.just(CONTROL_STREAM)),
     st.tuples(st.builds(guest.Opened, HANDLE, PORT), st.just(0x80000004)),
+    st.tuples(st.builds(guest.Opened, st.none(), PORT), st.just(0xC0000004)),
     st.tuples(st.builds(guest.Error, st.integers(0, 4095), STEP), NUMBER.map(lambda n: n % 2**32)),
     st.tuples(DATA, st.sampled_from([4 | 2, 4 | 3, 0x80000006])),
     st.tuples(st.builds(guest.Credit, NUMBER), st.sampled_from([4 | 1, 0x80000005])),
@@ -124,6 +126,12 @@ WRONG_PLACES = [
 def test_message_of_the_agent_on_a_wrong_stream_is_refused(message, stream):
     with pytest.raises(ProtocolError, match="on stream"):
         guest.from_agent(decode_frame(guest.encode(message, 1, stream)))
+
+
+@pytest.mark.parametrize("stream", [4, 0x80000004, 0xC0000005])
+def test_connect_on_a_stream_that_is_not_the_hosts_is_refused(stream):
+    with pytest.raises(ProtocolError, match="on stream"):
+        guest.from_host(decode_frame(guest.encode(guest.Connect(1), 1, stream)))
 
 
 @pytest.mark.parametrize("message", [guest.Cancel(), guest.Ping(b"1"), guest.Ack()])

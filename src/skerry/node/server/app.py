@@ -55,6 +55,7 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
 SOCKETS: tuple[tuple[str, Callable[[Any, Socket], Awaitable[None]]], ...] = (
     (f"{_ONE}/attach", attach.attach),
     (f"{_ONE}/forward", connections.forward),
+    (f"{_ONE}/connect", connections.connect),
     ("/v1/connection", connections.owner),
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -67,6 +68,22 @@ class Socket:
                 self.raw.client_state is WebSocketState.CONNECTED
             ):
                 log.debug("a message to %s was not sent", self.raw.url.path)
+
+    async def receive_bytes(self) -> bytes | None:
+        """Returns the next binary message as it is; None when the client is gone."""
+        message = await self.raw.receive()
+        if message["type"] == "websocket.disconnect":
+            self.closed_with = message.get("code")
+            return None
+        data: bytes | None = message.get("bytes")
+        if data is None:
+            raise InvalidRequest("message: bytes are expected here, not text")
+        return data
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Sends one binary message as it is; as `send` else."""
+        with suppress(WebSocketDisconnect, RuntimeError, OSError):
+            await self.raw.send_bytes(data)
 
     async def close(self, code: int = 1000) -> None:
         """Closes the connection; idempotent."""
