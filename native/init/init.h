@@ -78,6 +78,7 @@ struct config {
 	uint64_t exec_deadline_ms;
 	uint32_t max_ops;
 	bool has_group;
+	bool best_effort; /* commands give way to everything else on the host */
 	uint8_t *fields; /* the received fields, kept for CFG_ENV */
 	size_t fields_size;
 };

@@ -18,8 +18,9 @@ static int config_field(const struct field *f, uint64_t *oom)
 {
 	uint64_t value = 0;
 
-	if (f->tag != T_CFG_ENV && f->tag >= T_CFG_TASKS && f->tag <= T_CFG_MAX_OPS &&
-	    field_u64(f, &value))
+	bool number = f->tag >= T_CFG_TASKS && f->tag <= T_CFG_MAX_OPS && f->tag != T_CFG_ENV;
+
+	if ((number || f->tag == T_CFG_BEST_EFFORT) && field_u64(f, &value))
 		return -EPROTO;
 	switch (f->tag) {
 	case T_CFG_TASKS:
@@ -33,6 +34,9 @@ static int config_field(const struct field *f, uint64_t *oom)
 		break;
 	case T_CFG_NOFILE:
 		config.nofile = value;
+		break;
+	case T_CFG_BEST_EFFORT:
+		config.best_effort = value;
 		break;
 	case T_CFG_EXEC_DEADLINE_MS:
 		config.exec_deadline_ms = value;

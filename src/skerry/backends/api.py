@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from skerry.spec.layers import RootfsPlan
-from skerry.spec.sandbox import Usage
+from skerry.spec.sandbox import CpuClass, Usage
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -54,6 +54,9 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     shm_bytes: int
     disk_bytes: int | None = None
     env: dict[str, str] = {}
+    cpu_class: CpuClass = CpuClass.LATENCY_SENSITIVE
+    cpu_weight: int = 100
+    cpu_burst: float = 0.0
 
 
 class Record(msgspec.Struct, frozen=True):

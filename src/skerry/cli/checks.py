@@ -8,10 +8,11 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from skerry.cli.density_checks import cpu_class_check
+from skerry.cli.findings import Check
 from skerry.cli.secrets import cache_home
 from skerry.cli.words import size
 from skerry.errors import SkerryError
@@ -24,17 +25,6 @@ MEMORY_WANTED = 1 << 30
 EROFS_WANTED = (1, 8, 0)
 
 
-@dataclass(frozen=True)
-class Check:
-    """One finding. Only `missing` keeps sandboxes from running here."""
-
-    name: str
-    status: Literal["ok", "note", "warning", "missing"]
-    found: str
-    consequence: str = ""
-    remedy: str = ""
-
-
 def host_checks(state_dir: str, run_dir: str) -> list[Check]:
     """Returns all findings about this machine; starts and changes nothing."""
     checks: list[Callable[[], Check]] = [
@@ -42,6 +32,7 @@ def host_checks(state_dir: str, run_dir: str) -> list[Check]:
         kernel_check,
         user_namespaces_check,
         cgroup_check,
+        cpu_class_check,
         lambda: binary_check("skerry-spawn"),
         lambda: binary_check("skerry-init"),
         lambda: backend_check(state_dir, run_dir),

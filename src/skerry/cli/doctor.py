@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from skerry.cli.app import App
-from skerry.cli.checks import Check, host_checks
+from skerry.cli.checks import host_checks
+from skerry.cli.findings import Check
 from skerry.cli.group import SkerryCommand
 from skerry.errors import SkerryError
 

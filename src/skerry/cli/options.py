@@ -115,6 +115,23 @@ def sandbox_options(function: F) -> F:
                 "--layer", "layers", multiple=True, metavar="NAME", help="Layer on the image."
             ),
             click.option("--cpu", type=float, default=1.0, show_default=True, help="Cores."),
+            click.option(
+                "--best-effort",
+                "cpu_class",
+                flag_value="best-effort",
+                default="latency-sensitive",
+                help="Run in what other sandboxes leave.",
+            ),
+            click.option(
+                "--cpu-weight", type=int, default=100, metavar="1..10000", help="Share [100]."
+            ),
+            click.option(
+                "--cpu-burst",
+                type=float,
+                default=0.0,
+                metavar="CORES",
+                help="Above --cpu, saved up.",
+            ),
             click.option("--memory", default="1GiB", show_default=True, metavar="SIZE"),
             click.option("--pids", type=int, default=512, show_default=True, help="Processes."),
             click.option("--disk", metavar="SIZE", help="What it may write [no limit of its own]."),

@@ -13,9 +13,11 @@ from skerry.cli.group import SkerryCommand
 from skerry.cli.options import complete_sandbox, pair
 from skerry.cli.words import age, size
 from skerry.errors import InvalidRequest, NotFound, SkerryError
+from skerry.spec.limits import CPU_WEIGHT
 
 if TYPE_CHECKING:
     from skerry.aio import Client, SandboxInfo, Usage
+    from skerry.spec.sandbox import SandboxSpec
 
 STATES = (
     "creating", "running", "pausing", "paused", "resuming", "stopping", "stopped", "failed",
@@ -90,6 +92,15 @@ def inspect(app: App, /, *, ids: tuple[str, ...]) -> None:
             _describe(app, info, usage)
 
 
+def _cpu_class(spec: SandboxSpec) -> str:
+    words = [str(spec.cpu_class)]
+    if spec.cpu_weight != CPU_WEIGHT:
+        words.append(f"weight {spec.cpu_weight}")
+    if spec.cpu_burst:
+        words.append(f"bursts of {spec.cpu_burst:g} more")
+    return ", ".join(words)
+
+
 async def _look_at(client: Client, sandbox_id: str) -> tuple[SandboxInfo, Usage | None]:
     sandbox = await client.sandboxes.get(sandbox_id)
     info = await sandbox.info()
@@ -105,9 +116,8 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
     spec = info.spec
     now = time.time()
     disk = size(spec.disk_bytes) if spec.disk_bytes is not None else "no limit of its own"
-    limits = (
-        f"cpu {spec.cpu:g}, memory {size(spec.memory_bytes)}, {spec.pids} processes, disk {disk}"
-    )
+    memory = size(spec.memory_bytes)
+    limits = f"cpu {spec.cpu:g}, memory {memory}, {spec.pids} processes, disk {disk}"
     rows: list[tuple[str, object]] = [
         ("state", f"{info.state} ({info.reason})" if info.reason else info.state),
         ("backend", spec.backend),
@@ -115,6 +125,7 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
         ("layers", ", ".join(spec.layers) or "none"),
         ("digests", ", ".join(info.digests)),
         ("limits", limits),
+        ("cpu class", _cpu_class(spec)),
         ("network", ", ".join(spec.network) or "loopback only"),
         ("user, directory", f"{spec.user}, {spec.workdir or 'its home'}"),
         ("created", f"{age(now - info.created)} ago"),
@@ -132,6 +143,8 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
     if usage is not None:
         memory = f"{size(usage.memory_bytes)} (peak {size(usage.memory_peak_bytes)})"
         rows.append(("used", f"{usage.cpu_seconds:.2f} s CPU, {memory}, {usage.pids} processes"))
+        if usage.memory_swapped:
+            rows.append(("in swap", size(usage.memory_swapped)))
         if usage.oom_kills:
             rows.append(("killed for memory", usage.oom_kills))
     app.line(info.id)

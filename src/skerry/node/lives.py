@@ -130,6 +130,9 @@ class Lives:
                 shm_bytes=spec.shm_bytes,
                 disk_bytes=spec.disk_bytes,
                 env=spec.env,
+                cpu_class=spec.cpu_class,
+                cpu_weight=spec.cpu_weight,
+                cpu_burst=spec.cpu_burst,
             )
         )
         sandbox.instance = instance

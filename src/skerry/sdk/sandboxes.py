@@ -11,7 +11,7 @@ from skerry.errors import InvalidRequest, SkerryError
 from skerry.sdk.sandbox import CANCEL_WITHIN_S, AsyncSandbox
 from skerry.sdk.transport import Transport
 from skerry.spec.limits import parse_bytes
-from skerry.spec.sandbox import OnIdle, SandboxInfo, SandboxSpec
+from skerry.spec.sandbox import CpuClass, OnIdle, SandboxInfo, SandboxSpec
 from skerry.wire.http import BatchCreate, BatchDelete, BatchItem, BatchResult, SandboxPage
 
 
@@ -28,6 +28,9 @@ class AsyncSandboxes:
         image: str = "debian:12",
         layers: Sequence[str] = (),
         cpu: float = 1.0,
+        cpu_class: str = "latency-sensitive",
+        cpu_weight: int = 100,
+        cpu_burst: float = 0.0,
         memory: int | str = "1GiB",
         pids: int = 512,
         disk: int | str | None = None,
@@ -53,6 +56,9 @@ class AsyncSandboxes:
             image=image,
             layers=layers,
             cpu=cpu,
+            cpu_class=cpu_class,
+            cpu_weight=cpu_weight,
+            cpu_burst=cpu_burst,
             memory=memory,
             pids=pids,
             disk=disk,
@@ -93,6 +99,9 @@ class AsyncSandboxes:
         image: str = "debian:12",
         layers: Sequence[str] = (),
         cpu: float = 1.0,
+        cpu_class: str = "latency-sensitive",
+        cpu_weight: int = 100,
+        cpu_burst: float = 0.0,
         memory: int | str = "1GiB",
         pids: int = 512,
         disk: int | str | None = None,
@@ -114,6 +123,9 @@ class AsyncSandboxes:
             image=image,
             layers=layers,
             cpu=cpu,
+            cpu_class=cpu_class,
+            cpu_weight=cpu_weight,
+            cpu_burst=cpu_burst,
             memory=memory,
             pids=pids,
             disk=disk,
@@ -214,6 +226,9 @@ def spec_of(
     labels: dict[str, str] | None,
     image: str,
     cpu: float,
+    cpu_class: str,
+    cpu_weight: int,
+    cpu_burst: float,
     pids: int,
     nofile: int,
     user: str,
@@ -225,11 +240,17 @@ def spec_of(
     """Returns the checked spec of what a caller asked for; raises InvalidRequest."""
     if on_idle not in OnIdle.__members__.values():
         raise InvalidRequest(f"on_idle must be one of {', '.join(OnIdle)}, not {on_idle!r}")
+    if cpu_class not in CpuClass.__members__.values():
+        names = ", ".join(CpuClass)
+        raise InvalidRequest(f"cpu_class must be one of {names}, not {cpu_class!r}")
     return SandboxSpec(
         backend=backend,
         image=image,
         layers=tuple(layers),
         cpu=cpu,
+        cpu_class=CpuClass(cpu_class),
+        cpu_weight=cpu_weight,
+        cpu_burst=cpu_burst,
         memory_bytes=parse_bytes(memory, "memory"),
         pids=pids,
         disk_bytes=None if disk is None else parse_bytes(disk, "disk"),

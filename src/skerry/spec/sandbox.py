@@ -32,6 +32,15 @@ class OnIdle(StrEnum):
     PAUSE = "pause"
 
 
+class CpuClass(StrEnum):
+    """Who gives way when cores are short."""
+
+    # Commands answer as fast as the host lets them; several of them share by weight.
+    LATENCY_SENSITIVE = "latency-sensitive"
+    # Runs in what the others leave, and gives a core up at once when one of them needs it.
+    BEST_EFFORT = "best-effort"
+
+
 _ENV_NAME = re.compile(r"[^=\x00-\x1f]{1,256}")
 _HOSTNAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -43,6 +52,10 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     image: str = "debian:12"
     layers: tuple[str, ...] = ()
     cpu: float = 1.0  # cores: quota, and how many the sandbox sees
+    cpu_class: CpuClass = CpuClass.LATENCY_SENSITIVE
+    cpu_weight: int = limits.CPU_WEIGHT  # against other latency-sensitive ones, 1 to 10,000
+    # Cores above `cpu` for up to 100 ms at a time, out of quota that was left before; 0 to `cpu`.
+    cpu_burst: float = 0.0
     memory_bytes: int = limits.GIB
     pids: int = 512
     disk_bytes: int | None = None  # None: no limit of its own
@@ -69,6 +82,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             parse_layer_name(name)
         if not 0.01 <= self.cpu <= limits.CPU_MAX:
             raise InvalidRequest(f"cpu must be between 0.01 and {limits.CPU_MAX:g}, not {self.cpu}")
+        self._check_cpu()
         if self.memory_bytes < limits.MEMORY_MIN_BYTES or self.memory_bytes > 1 << 46:
             raise InvalidRequest(f"memory must be at least {limits.MEMORY_MIN_BYTES} bytes")
         if not limits.PIDS_MIN <= self.pids <= limits.PIDS_MAX:
@@ -90,6 +104,15 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         if self.network:
             raise InvalidRequest("network: only the empty list (loopback only) is available yet")
         return self
+
+    def _check_cpu(self) -> None:
+        if not 1 <= self.cpu_weight <= limits.CPU_WEIGHT_MAX:
+            most = limits.CPU_WEIGHT_MAX
+            raise InvalidRequest(f"cpu_weight must be between 1 and {most}, not {self.cpu_weight}")
+        if self.cpu_weight != limits.CPU_WEIGHT and self.cpu_class is CpuClass.BEST_EFFORT:
+            raise InvalidRequest("cpu_weight: best-effort sandboxes share evenly what is left")
+        if not 0.0 <= self.cpu_burst <= self.cpu:  # not a number is neither
+            raise InvalidRequest(f"cpu_burst must be between 0 and cpu, not {self.cpu_burst}")
 
 
 def check_env(env: dict[str, str]) -> None:
@@ -140,3 +163,4 @@ class Usage(msgspec.Struct, frozen=True):
     memory_peak_bytes: int = 0
     pids: int = 0
     oom_kills: int = 0
+    memory_swapped: int = 0  # bytes of its memory that are in swap, not in memory_bytes

@@ -147,6 +147,7 @@ class Tag(IntEnum):
     WAIT_STATUS = 124
     SLOT_CLEAN = 125
     TEXT = 126
+    CFG_BEST_EFFORT = 127
 
 
 class Frame(NamedTuple):

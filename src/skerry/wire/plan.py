@@ -354,6 +354,7 @@ class AgentConfig(Body, frozen=True, kw_only=True):
         several("env", Tag.CFG_ENV, Kind.WORDS),
         number("exec_deadline_ms", Tag.CFG_EXEC_DEADLINE_MS),
         number("max_ops", Tag.CFG_MAX_OPS),
+        number("best_effort", Tag.CFG_BEST_EFFORT, 0, 1, optional=True),
     )
     tasks: int | None = None
     oom: int | None = None
@@ -362,3 +363,4 @@ class AgentConfig(Body, frozen=True, kw_only=True):
     env: tuple[bytes, ...] = ()  # "K=V", the default environment
     exec_deadline_ms: int = 10_000
     max_ops: int = 512
+    best_effort: int | None = None  # 1: commands are scheduled as SCHED_IDLE

@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from skerry.backends.shared.cgroup import (
     Counters,
     Layout,
     Limits,
     OomKind,
+    burst_us,
     detect,
     groups_of,
     quota_us,
@@ -49,6 +51,8 @@ def play(steps: tuple[str, ...]) -> None:
         if verb == "mkdir":
             Path(path).mkdir(int(rest[0], 8))
         elif verb == "rmdir":
+            if not Path(path).exists():
+                continue
             for name in os.listdir(path):
                 if (Path(path) / name).is_file():
                     (Path(path) / name).unlink()
@@ -138,7 +142,7 @@ def test_v1_counters_are_parsed():
 
 def test_files_that_are_gone_count_as_nothing():
     for layout in (v1(), v2()):
-        assert groups_of(layout, "n").parse((b"",) * 6) == Counters()
+        assert groups_of(layout, "n").parse((b"",) * 7) == Counters()
         assert (
             groups_of(layout, "n").parse((b"max\n", b"-1", b"\xff", b"oom_kill x", b"", b""))
             == Counters()
@@ -168,10 +172,107 @@ def test_v1_plan_played_on_a_tree_leaves_nothing_after_drop(tmp_path):
     groups = groups_of(Layout("v1", str(tmp_path / "u"), mounts, True), "abcde")
     for root in groups.roots():
         Path(root).mkdir(parents=True)
-    slot = groups.slot(3, -1)
-    play(slot.make)
-    play(groups.limit(3, None, SMALL))
-    memory = tmp_path / "memory/skerry-abcde/slot-3"
-    assert (memory / "memory.memsw.limit_in_bytes").read_text() == str(64 << 20)
-    play(slot.drop)
-    assert all(not os.listdir(root) for root in groups.roots())
+    for best_effort in (False, True):
+        slot = groups.slot(3, -1, best_effort=best_effort)
+        play(slot.make)
+        play(groups.limit(3, None, structs.replace(SMALL, best_effort=best_effort)))
+        memory = tmp_path / "memory/skerry-abcde/slot-3"
+        assert (memory / "memory.memsw.limit_in_bytes").read_text() == str(64 << 20)
+        play(slot.drop)
+        assert all(not os.listdir(root) for root in groups.roots())
+
+
+def files(steps: tuple[str, ...]) -> dict[str, str]:
+    """The files written, by their names, in order."""
+    words = (step.split(" ", 2) for step in steps if step.startswith("write"))
+    return {path.rsplit("/", 1)[1]: value for _, path, value in words}
+
+
+def test_best_effort_slots_lie_below_a_root_that_is_idle():
+    groups = groups_of(v1(), "n")
+    idle = "/sys/fs/cgroup/cpu/skerry-n-idle"
+    assert idle in groups.roots()
+    assert groups.prepare() == ((f"{idle}/cpu.idle", "1"),)
+    usual, yielding = groups.slot(2, 5), groups.slot(2, 5, best_effort=True)
+    assert usual.tasks[-1] == "/sys/fs/cgroup/cpu/skerry-n/slot-2/tasks"
+    assert yielding.tasks[-1] == f"{idle}/slot-2/tasks"
+    assert usual.tasks[:2] == yielding.tasks[:2]
+    assert set(usual.drop) == set(yielding.drop)  # who cleans up need not know the class
+    limits = groups.limit(2, None, structs.replace(SMALL, best_effort=True))
+    assert f"write {idle}/slot-2/cpu.cfs_quota_us 50000" in limits
+
+
+def test_kernel_without_idle_groups_gives_them_the_least_shares():
+    layout = detect(HYBRID, lambda path: not path.endswith("cpu.idle"), nothing)
+    assert groups_of(layout, "n").prepare() == (
+        ("/sys/fs/cgroup/cpu/skerry-n-idle/cpu.shares", "2"),
+    )
+
+
+def test_cpu_mounted_with_another_controller_makes_the_slot_itself_idle():
+    layout = Layout("v1", "/u", {"memory": "/m", "pids": "/m", "cpu": "/m"})
+    groups = groups_of(layout, "n")
+    assert groups.roots() == ("/m/skerry-n", "/u/skerry-n")
+    assert groups.prepare() == ()
+    slot = groups.slot(1, 5, best_effort=True)
+    assert slot.tasks == ("/m/skerry-n/slot-1/tasks",)
+    assert "write /m/skerry-n/slot-1/cpu.idle 1" in slot.make
+    # An idle group refuses any weight.
+    limits = groups.limit(1, None, structs.replace(SMALL, best_effort=True))
+    assert "cpu.shares" not in files(limits)
+
+
+def test_v2_best_effort_work_is_idle_beside_its_agent():
+    groups = groups_of(v2(), "n")
+    made = groups.slot(1, 5, best_effort=True).make
+    assert made[-2:] == (
+        "write /sys/fs/cgroup/skerry-n/slot-1/cpu.weight 1",
+        "write /sys/fs/cgroup/skerry-n/slot-1/w/cpu.idle 1",
+    )
+    assert not any("idle" in step for step in groups.slot(1, 5).make)
+    assert "cpu.weight" not in files(
+        groups.limit(1, None, structs.replace(SMALL, best_effort=True))
+    )
+    assert files(groups.limit(1, None, structs.replace(SMALL, weight=7)))["cpu.weight"] == "7"
+
+
+@pytest.mark.parametrize("layout", [v1(), v2()], ids=["v1", "v2"])
+def test_unknown_state_writes_weight_and_burst_too(layout):
+    written = files(groups_of(layout, "n").limit(1, None, SMALL))
+    weight, burst = ("cpu.shares", "cpu.cfs_burst_us")
+    if layout.kind == "v2":
+        weight, burst = ("cpu.weight", "cpu.max.burst")
+    assert written[weight] == ("1024" if layout.kind == "v1" else "100")
+    assert written[burst] == "0"
+
+
+@pytest.mark.parametrize("layout", [v1(), v2()], ids=["v1", "v2"])
+def test_burst_is_never_above_the_quota_between_two_writes(layout):
+    groups = groups_of(layout, "n")
+    names = ("cpu.cfs_quota_us", "cpu.cfs_burst_us")
+    if layout.kind == "v2":
+        names = ("cpu.max", "cpu.max.burst")
+    cases = [
+        structs.replace(SMALL, cpu=cpu, burst=burst)
+        for cpu in (0.5, 1.0, 2.0)
+        for burst in (0.0, 0.3, 0.5)
+    ]
+    for old in cases:
+        for new in cases:
+            now = {names[0]: quota_us(old.cpu), names[1]: burst_us(old)}
+            for step in groups.limit(1, old, new):
+                _, path, value = step.split(" ", 2)
+                name = path.rsplit("/", 1)[1]
+                if name in names:
+                    now[name] = int(value.split()[0])
+                assert now[names[1]] <= now[names[0]]
+            assert now == {names[0]: quota_us(new.cpu), names[1]: burst_us(new)}
+
+
+def test_what_is_in_swap_is_counted():
+    stat = b"cache 9\nswap 8192\npgmajfault 5\n"
+    found = groups_of(v1(), "n").parse((b"", b"", b"", b"", b"", stat))
+    assert (found.swap_bytes, found.major_faults) == (8192, 5)
+    stat = b"file 9\npgmajfault 6\n"
+    found = groups_of(v2(), "n").parse((b"", b"", b"", b"", b"", stat, b"4096\n"))
+    assert (found.swap_bytes, found.major_faults) == (4096, 6)

@@ -104,6 +104,16 @@ def test_cores_go_to_the_least_used():
     assert cores.take(0.1) == (2,)
 
 
+def test_each_class_is_spread_over_the_cores_by_itself():
+    cores = Cores({0, 1, 2, 3})
+    assert [cores.take(1, best_effort=True) for _ in range(2)] == [(0,), (1,)]
+    # Those that give way do not keep the others off a core, but where there is a choice.
+    assert [cores.take(1) for _ in range(4)] == [(2,), (3,), (0,), (1,)]
+    assert cores.take(1.5, best_effort=True) == (2, 3)
+    cores.give_back((2,))
+    assert cores.take(0.5) == (2,)
+
+
 def test_environment_of_the_sandbox_wins():
     lines = environment({"LANG": "de_DE.UTF-8", "X": "a=b"})
     assert b"LANG=de_DE.UTF-8" in lines

@@ -69,6 +69,27 @@ async def test_clean_slot_is_used_again_with_its_base(pool, answers):
     assert len(answers.asked) == 1
 
 
+async def test_slot_keeps_its_class_for_life(pool, answers):
+    slot = await pool.acquire(MIB, best_effort=True)
+    assert any("-idle/slot-0" in path for path in answers.asked[0].tasks)
+    await pool.release(slot, clean=True, after=Counters())
+    usual = await pool.acquire(MIB)
+    assert usual is not slot
+    assert not any("-idle" in path for path in answers.asked[-1].tasks)
+    assert await pool.acquire(MIB, best_effort=True) is slot
+    pool.check_invariants()
+
+
+async def test_idle_slots_for_best_effort_do_not_stand_for_the_others(pool, answers):
+    for slot in [await pool.acquire(MIB, best_effort=True) for _ in range(IDLE_MIN)]:
+        await pool.release(slot, clean=True, after=Counters())
+    filling = asyncio.ensure_future(pool.keep_filled())
+    while pool.idle < 2 * IDLE_MIN:  # noqa: ASYNC110 - one turn of the loop at a time
+        await asyncio.sleep(0)
+    await pool.close()
+    await filling
+
+
 async def test_slot_is_not_given_a_limit_near_its_residue(pool):
     slot = await pool.acquire(256 * MIB)
     await pool.release(slot, clean=True, after=Counters(60 * MIB, 60 * MIB))

@@ -12,7 +12,8 @@ from fake_client import FakeClient, invoke
 from skerry.cli import bench as bench_module
 from skerry.cli import census, checks
 from skerry.cli import doctor as doctor_module
-from skerry.cli.checks import Check, host_checks
+from skerry.cli.checks import host_checks
+from skerry.cli.findings import Check
 from skerry.cli.up import make_token
 
 DOC = Path(__file__).parents[3] / "docs/guide/cli.md"

@@ -97,6 +97,11 @@ def test_a_newline_in_a_value_is_no_fault() -> None:
         {"image": "../x"},
         {"layers": ["nokind"]},
         {"network": ["pypi"]},
+        {"cpu_class": "quick"},
+        {"cpu_weight": 0},
+        {"cpu_weight": 50, "cpu_class": "best-effort"},
+        {"cpu_burst": 1.5},
+        {"cpu_burst": float("nan")},
     ],
 )
 def test_a_bad_spec_is_refused_before_it_is_sent(change: dict[str, object]) -> None:
@@ -112,6 +117,9 @@ def test_a_bad_spec_is_refused_before_it_is_sent(change: dict[str, object]) -> N
         "labels": None,
         "image": "debian:12",
         "cpu": 1.0,
+        "cpu_class": "latency-sensitive",
+        "cpu_weight": 100,
+        "cpu_burst": 0.0,
         "pids": 64,
         "nofile": 1024,
         "user": "root",

@@ -15,9 +15,12 @@ from skerry.backends.container.slots import Slot
 from skerry.backends.shared.cgroup import Limits
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.errors import Bug, InvalidRequest
+from skerry.spec.sandbox import CpuClass
 from skerry.wire import plan
 
 OPERATIONS_MAX = 512
+EXEC_DEADLINE_MS = 10_000
+EXEC_DEADLINE_IDLE_MS = 60_000
 CONFIG_BYTES_MAX = 60_000  # the launcher hands it over in one pipe
 SLOT_TRIES = 3
 STALE = ("slot", errno.ENOENT)
@@ -30,6 +33,9 @@ def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits)
         nofile=request.nofile,
         env=environment(request.env),
         max_ops=OPERATIONS_MAX,
+        # Behind others, a child may wait long for the little time that it needs to reach its exec.
+        exec_deadline_ms=EXEC_DEADLINE_IDLE_MS if limits.best_effort else EXEC_DEADLINE_MS,
+        best_effort=limits.best_effort or None,
     )
     payload = config.payload()
     if len(payload) > CONFIG_BYTES_MAX:
@@ -78,7 +84,9 @@ async def _in_some_slot(parts: Parts, request: CreateRequest) -> ContainerInstan
     """Starts it; a slot that went with an earlier launcher meanwhile is replaced by another."""
     for tries in range(SLOT_TRIES):
         await parts.ready()
-        slot = await parts.slots.acquire(request.memory_bytes)
+        slot = await parts.slots.acquire(
+            request.memory_bytes, best_effort=request.cpu_class is CpuClass.BEST_EFFORT
+        )
         try:
             return await _start(parts, request, slot)
         except BaseException as error:
@@ -90,7 +98,14 @@ async def _in_some_slot(parts: Parts, request: CreateRequest) -> ContainerInstan
 
 
 async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerInstance:
-    limits = Limits(request.memory_bytes, request.pids, request.cpu)
+    limits = Limits(
+        request.memory_bytes,
+        request.pids,
+        request.cpu,
+        request.cpu_weight,
+        request.cpu_burst,
+        slot.best_effort,
+    )
     wanted = start_plan(parts, request, slot, limits)
     facts = Facts(
         instance=request.instance_id,
@@ -109,7 +124,8 @@ async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerI
         slot.limits = None  # unknown, should START fail half way
         started = (await parts.ask_raw(wanted)).start()
         slot.limits = limits
-        instance.born(started.pid, process_start(started.pid), parts.cores.take(request.cpu))
+        cores = parts.cores.take(request.cpu, best_effort=limits.best_effort)
+        instance.born(started.pid, process_start(started.pid), cores)
         confine(started.pid, instance.facts.cores)
         instance.stages = started.step_us
     except BaseException:

@@ -112,6 +112,7 @@ class ContainerInstance:
             memory_peak_bytes=max(0, now.memory_peak_bytes - base.memory_bytes),
             pids=now.pids,
             oom_kills=max(0, now.oom_kills - base.oom_kills),
+            memory_swapped=now.swap_bytes,
         )
 
     async def destroy(self) -> None:
@@ -138,7 +139,7 @@ class ContainerInstance:
         self.exited(9)
         self._parts.forget(self.id)
         self._parts.layers.release(tuple(layer.id for layer in self.facts.layers))
-        self._parts.cores.give_back(self.facts.cores)
+        self._parts.cores.give_back(self.facts.cores, best_effort=self.facts.limits.best_effort)
 
     async def _end(self) -> None:
         """Stops it in the launcher and gives its slot back; Unavailable if the launcher is lost."""

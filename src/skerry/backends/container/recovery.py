@@ -41,13 +41,13 @@ async def recover(parts: Parts, record: Record) -> ContainerInstance | None:
     known = parts.instances.get(facts.instance)
     if known is not None:
         return known
-    slot = parts.slots.reserve(facts.slot)
-    slot.limits, slot.base = facts.limits, facts.base
+    slot = parts.slots.reserve(facts.slot, best_effort=facts.limits.best_effort)
+    slot.limits, slot.base = None, facts.base  # whoever has it next writes all limits
     instance = ContainerInstance(parts, facts, slot)
     instance.paused = True  # perhaps: no record says so, and only a thaw makes sure
     parts.instances[instance.id] = instance
     await parts.layers.acquire(facts.layers)
-    parts.cores.retake(facts.cores)
+    parts.cores.retake(facts.cores, best_effort=facts.limits.best_effort)
     alive = is_alive(parts, facts)
     if alive and instance.id not in parts.unclaimed:
         slot.reusable = False  # its namespaces' descriptors died with the launcher that made them

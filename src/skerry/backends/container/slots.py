@@ -44,9 +44,12 @@ Ask = Callable[[plan.Request], Awaitable[plan.Reply]]
 class Slot:
     """One slot. `limits` is what its groups are set to, `base` what they counted at hand-out."""
 
-    def __init__(self, number: int, groups: Groups) -> None:
+    def __init__(self, number: int, groups: Groups, *, best_effort: bool = False) -> None:
         self.number = number
-        self.groups: SlotGroups = groups.slot(number, OWNER_UID_FIRST + number)
+        self.best_effort = best_effort  # for life: its cgroup namespace is rooted in these groups
+        self.groups: SlotGroups = groups.slot(
+            number, OWNER_UID_FIRST + number, best_effort=best_effort
+        )
         self.limits: Limits | None = None
         self.base = Counters()
         self.reusable = True
@@ -142,14 +145,16 @@ class SlotPool:
         assert set(idle) <= self._taken, "an idle slot is not taken"  # noqa: S101
         assert not set(self._free) & self._taken, "a free number is taken"  # noqa: S101
 
-    async def acquire(self, memory_bytes: int) -> Slot:
-        """Returns a slot for a sandbox of that size: an idle one if there is one, else a new one."""
+    async def acquire(self, memory_bytes: int, *, best_effort: bool = False) -> Slot:
+        """Returns a slot for a sandbox of that size and class: an idle one, else a new one."""
         self._count(1)
         for at in range(len(self._idle) - 1, -1, -1):
-            if self._idle[at].base.memory_bytes * RESIDUE_ROOM <= memory_bytes:
+            slot = self._idle[at]
+            fits = slot.base.memory_bytes * RESIDUE_ROOM <= memory_bytes
+            if fits and slot.best_effort == best_effort:
                 self._wake.set()
                 return self._idle.pop(at)
-        return await self._make()
+        return await self._make(best_effort=best_effort)
 
     async def release(self, slot: Slot, *, clean: bool, after: Counters, why: str = "") -> None:
         """Takes a slot back, into the pool or apart."""
@@ -182,7 +187,7 @@ class SlotPool:
         self._taken.discard(number)
         heapq.heappush(self._free, number)
 
-    def reserve(self, number: int) -> Slot:
+    def reserve(self, number: int, *, best_effort: bool = False) -> Slot:
         """Takes a certain number out of use, for an instance that is being recovered."""
         while self._next <= number:
             heapq.heappush(self._free, self._next)
@@ -191,7 +196,7 @@ class SlotPool:
             self._free.remove(number)
             heapq.heapify(self._free)
         self._taken.add(number)
-        return Slot(number, self._groups)
+        return Slot(number, self._groups, best_effort=best_effort)
 
     def lost(self, held: set[int]) -> None:
         """Puts aside idle slots that a new launcher does not hold; `keep_filled` drops them."""
@@ -224,7 +229,8 @@ class SlotPool:
     async def _fill(self) -> None:
         self._wake.clear()
         try:
-            while len(self._idle) < self.target and not self._closing:
+            # Slots for best effort are made when asked for: who asks can wait the 2 ms.
+            while self._common() < self.target and not self._closing:
                 self._idle.append(await self._make())
             if len(self._idle) > 2 * self.target:
                 await self.drop(self._idle.pop(0))
@@ -236,8 +242,11 @@ class SlotPool:
             async with asyncio.timeout(REFILL_PAUSE_S):
                 await self._wake.wait()
 
-    async def _make(self) -> Slot:
-        slot = Slot(self._number(), self._groups)
+    def _common(self) -> int:
+        return sum(not slot.best_effort for slot in self._idle)
+
+    async def _make(self, *, best_effort: bool = False) -> Slot:
+        slot = Slot(self._number(), self._groups, best_effort=best_effort)
         request = plan.SlotMake(
             slot=slot.number,
             uid_base=slot.uid_base,

@@ -7,6 +7,13 @@ Every slot has, below the group of its node (NODE = "skerry-" + the node's name)
                 <unified>/NODE/slot-N/{agent,w}     kill, freeze, cpu time; no controller needed
     v2          <unified>/NODE/slot-N/{agent,w}     limits are on `w`, so the agent is never hit
 
+CPU classes: the slot of a best-effort sandbox has its cpu group below a second root, NODE-idle,
+whose `cpu.idle` is 1 (v1): so all of them together weigh 3 against 1024 for each other group or
+process of the host, and whatever else becomes runnable takes the core at once (kernel,
+sched-design-CFS and cgroup-v2 "cpu.idle"). In v2 a slot is one tree, and its agent must stay
+responsive: there `w` is idle within the slot, and the slot has the least weight there is. A slot
+keeps its class for life. A weight or a burst is written at hand-out.
+
 The agent makes one group a command below `w`. Files that hold a count since the group was made are
 read at hand-out and afterwards: what a sandbox used is the difference. Nothing here opens a file.
 """
@@ -22,6 +29,7 @@ import msgspec
 
 PERIOD_US = 100_000
 QUOTA_US_MIN = 1_000  # the kernel refuses less
+WEIGHT_DEFAULT = 100  # of v2's cpu.weight, 1 to 10,000; v1's cpu.shares says 1,024 for it
 CONTROLLERS = ("memory", "pids", "cpu")
 
 
@@ -40,6 +48,7 @@ class Layout(msgspec.Struct, frozen=True):
     unified: str | None
     controllers: dict[str, str] = {}
     memsw: bool = False  # v1: swap is accounted
+    cpu_idle: bool = True  # groups can be made idle
     reason: str = ""  # why kind is "none"
 
 
@@ -49,6 +58,9 @@ class Limits(msgspec.Struct, frozen=True):
     memory_bytes: int
     pids: int
     cpu: float
+    weight: int = WEIGHT_DEFAULT
+    burst: float = 0.0  # cores above `cpu`, for a period, from what was saved while idle
+    best_effort: bool = False  # says which slots it fits; a slot's class is never written anew
 
 
 class Counters(msgspec.Struct, frozen=True):
@@ -60,6 +72,8 @@ class Counters(msgspec.Struct, frozen=True):
     pids: int = 0
     oom_kills: int = 0
     cpu_us: int = 0
+    swap_bytes: int = 0  # of its memory, what is in swap
+    major_faults: int = 0  # pages that had to be read back
 
 
 class SlotGroups(msgspec.Struct, frozen=True):
@@ -78,8 +92,8 @@ class SlotGroups(msgspec.Struct, frozen=True):
 class Groups(Protocol):
     """The planner of one layout."""
 
-    def slot(self, number: int, owner_uid: int) -> SlotGroups:
-        """Plans a slot's directories and names its files."""
+    def slot(self, number: int, owner_uid: int, *, best_effort: bool = False) -> SlotGroups:
+        """Plans a slot's directories and names its files. `drop` serves both classes."""
 
     def limit(self, number: int, old: Limits | None, new: Limits) -> tuple[str, ...]:
         """Plans the writes from the limits that the slot has (None: unknown) to new ones."""
@@ -119,7 +133,8 @@ def detect(mountinfo: str, exists: Callable[[str], bool], read: Callable[[str], 
         names = ", ".join(missing)
         return Layout("none", unified, reason=f"neither cgroup v1 nor v2 offers: {names}")
     memsw = exists(f"{controllers['memory']}/memory.memsw.limit_in_bytes")
-    return Layout("v1", unified, {name: controllers[name] for name in CONTROLLERS}, memsw)
+    mounts = {name: controllers[name] for name in CONTROLLERS}
+    return Layout("v1", unified, mounts, memsw, exists(f"{mounts['cpu']}/cpu.idle"))
 
 
 def groups_of(layout: Layout, node: str) -> Groups:
@@ -130,6 +145,16 @@ def groups_of(layout: Layout, node: str) -> Groups:
 def quota_us(cpu: float) -> int:
     """Converts cores to microseconds of a period."""
     return max(QUOTA_US_MIN, math.ceil(cpu * PERIOD_US))
+
+
+def burst_us(limits: Limits) -> int:
+    """Converts the burst to microseconds; the kernel takes at most the quota."""
+    return min(math.ceil(limits.burst * PERIOD_US), quota_us(limits.cpu))
+
+
+def shares(weight: int) -> int:
+    """Converts a weight of v2 to v1's shares; the kernel takes 2 at least."""
+    return max(2, weight * 1024 // WEIGHT_DEFAULT)
 
 
 def _number(content: bytes) -> int:
@@ -146,7 +171,7 @@ def _keyed(content: bytes, key: bytes) -> int:
 
 
 def _counters(contents: tuple[bytes, ...], cache: bytes) -> Counters:
-    usage, peak, pids, oom, cpu, stat = contents
+    usage, peak, pids, oom, cpu, stat, *swap = contents
     return Counters(
         memory_bytes=_number(usage),
         cache_bytes=_keyed(stat, cache),
@@ -154,7 +179,24 @@ def _counters(contents: tuple[bytes, ...], cache: bytes) -> Counters:
         pids=_number(pids),
         oom_kills=_keyed(oom, b"oom_kill"),
         cpu_us=_keyed(cpu, b"usage_usec"),
+        swap_bytes=_number(swap[0]) if swap else _keyed(stat, b"swap"),
+        major_faults=_keyed(stat, b"pgmajfault"),
     )
+
+
+def _quota(old: Limits | None, new: Limits, burst: str, quota: str) -> list[str]:
+    """Plans quota and burst: the kernel refuses a burst above the quota, at any moment."""
+    now, burst_now = (None, None) if old is None else (quota_us(old.cpu), burst_us(old))
+    wanted, burst_wanted = quota_us(new.cpu), burst_us(new)
+    steps = []
+    if now != wanted:
+        if burst_now != 0:
+            steps.append(f"write {burst} 0")
+        steps.append(f"write {quota}")
+        burst_now = 0
+    if burst_now != burst_wanted:
+        steps.append(f"write {burst} {burst_wanted}")
+    return steps
 
 
 class V1:
@@ -165,29 +207,43 @@ class V1:
         self._memsw = layout.memsw
         self._unified = f"{layout.unified}/skerry-{node}"
         self._of = {name: f"{path}/skerry-{node}" for name, path in layout.controllers.items()}
+        # Where the cpu controller shares a hierarchy, a process has one group there for all limits.
+        self._apart = self._of["cpu"] not in (self._of["memory"], self._of["pids"])
+        self._idle = f"{self._of['cpu']}-idle"
+        self._idle_write = "cpu.idle 1" if layout.cpu_idle else "cpu.shares 2"
 
     def roots(self) -> tuple[str, ...]:
-        """One directory a hierarchy; controllers mounted together share one."""
-        return tuple(dict.fromkeys((*self._of.values(), self._unified)))
+        """One directory a hierarchy, and one for idle groups; controllers together share one."""
+        idle = (self._idle,) if self._apart else ()
+        return tuple(dict.fromkeys((*self._of.values(), *idle, self._unified)))
 
     def prepare(self) -> tuple[tuple[str, str], ...]:
-        """v1 groups inherit nothing that would have to be set."""
-        return ()
+        """Best-effort slots lie below a root that is idle, or else has the least shares."""
+        file, _, text = self._idle_write.partition(" ")
+        return ((f"{self._idle}/{file}", text),) if self._apart else ()
 
-    def slot(self, number: int, owner_uid: int) -> SlotGroups:
+    def _cpu(self, number: int, *, best_effort: bool) -> str:
+        return f"{self._idle if best_effort and self._apart else self._of['cpu']}/slot-{number}"
+
+    def slot(self, number: int, owner_uid: int, *, best_effort: bool = False) -> SlotGroups:
         """Limit groups are root's; the cgroup2 subtree is the owner uid's, but not `agent`."""
         top = f"{self._unified}/slot-{number}"
-        limits = tuple(dict.fromkeys(f"{path}/slot-{number}" for path in self._of.values()))
         memory, pids = (f"{self._of[name]}/slot-{number}" for name in ("memory", "pids"))
+        cpu = self._cpu(number, best_effort=best_effort)
+        other = self._cpu(number, best_effort=not best_effort)
+        limits = tuple(dict.fromkeys((memory, pids, cpu)))
         make = (
             *(f"mkdir {path} 0755 -1" for path in limits),
             f"mkdir {top} 0755 {owner_uid}",
             f"mkdir {top}/agent 0755 -1",
             f"mkdir {top}/w 0755 {owner_uid}",
         )
+        made = [step.split()[1] for step in reversed(make)]
+        here = best_effort and not self._apart
+        # Who drops a slot of an earlier node does not know its class.
         return SlotGroups(
-            make=make,
-            drop=tuple(f"rmdir {step.split()[1]}" for step in reversed(make)),
+            make=(*make, f"write {cpu}/{self._idle_write}") if here else make,
+            drop=tuple(f"rmdir {path}" for path in dict.fromkeys((*made, other))),
             agent=f"{top}/agent",
             work=f"{top}/w",
             tasks=tuple(f"{path}/tasks" for path in limits),
@@ -205,7 +261,8 @@ class V1:
 
     def limit(self, number: int, old: Limits | None, new: Limits) -> tuple[str, ...]:
         """Writes what differs, and always restarts the peak. The memsw limit may never be lower."""
-        memory, pids, cpu = (f"{self._of[name]}/slot-{number}" for name in CONTROLLERS)
+        memory, pids = (f"{self._of[name]}/slot-{number}" for name in ("memory", "pids"))
+        cpu = self._cpu(number, best_effort=new.best_effort)
         steps = []
         if old is None or old.memory_bytes != new.memory_bytes:
             plain = f"write {memory}/memory.limit_in_bytes {new.memory_bytes}"
@@ -216,8 +273,11 @@ class V1:
             steps.append(f"write {pids}/pids.max {new.pids}")
         if old is None:
             steps.append(f"write {cpu}/cpu.cfs_period_us {PERIOD_US}")
-        if old is None or quota_us(old.cpu) != quota_us(new.cpu):
-            steps.append(f"write {cpu}/cpu.cfs_quota_us {quota_us(new.cpu)}")
+        steps += _quota(
+            old, new, f"{cpu}/cpu.cfs_burst_us", f"{cpu}/cpu.cfs_quota_us {quota_us(new.cpu)}"
+        )
+        if (old is None or old.weight != new.weight) and (self._apart or not new.best_effort):
+            steps.append(f"write {cpu}/cpu.shares {shares(new.weight)}")
         return (*steps, f"write {memory}/memory.max_usage_in_bytes 0")
 
     def parse(self, contents: tuple[bytes, ...]) -> Counters:
@@ -243,14 +303,16 @@ class V2:
         files = (f"{self._mount}/cgroup.subtree_control", f"{self._node}/cgroup.subtree_control")
         return tuple((path, text) for path in files)
 
-    def slot(self, number: int, owner_uid: int) -> SlotGroups:
+    def slot(self, number: int, owner_uid: int, *, best_effort: bool = False) -> SlotGroups:
         """`w` gets the controllers; its limit files stay root's, so the agent cannot lift them."""
         top = f"{self._node}/slot-{number}"
+        idle = (f"write {top}/cpu.weight 1", f"write {top}/w/cpu.idle 1") if best_effort else ()
         make = (
             f"mkdir {top} 0755 {owner_uid}",
             f"write {top}/cgroup.subtree_control +memory +pids +cpu",
             f"mkdir {top}/agent 0755 -1",
             f"mkdir {top}/w 0755 {owner_uid}",
+            *idle,
         )
         work = f"{top}/w"
         return SlotGroups(
@@ -268,12 +330,14 @@ class V2:
                 f"{work}/memory.events",
                 f"{work}/cpu.stat",
                 f"{work}/memory.stat",
+                f"{work}/memory.swap.current",
             ),
         )
 
     def limit(self, number: int, old: Limits | None, new: Limits) -> tuple[str, ...]:
         """Writes what differs; swap is off, as memsw is in v1."""
-        work = f"{self._node}/slot-{number}/w"
+        top = f"{self._node}/slot-{number}"
+        work = f"{top}/w"
         steps = []
         if old is None:
             steps.append(f"write {work}/memory.swap.max 0")
@@ -281,8 +345,10 @@ class V2:
             steps.append(f"write {work}/memory.max {new.memory_bytes}")
         if old is None or old.pids != new.pids:
             steps.append(f"write {work}/pids.max {new.pids}")
-        if old is None or quota_us(old.cpu) != quota_us(new.cpu):
-            steps.append(f"write {work}/cpu.max {quota_us(new.cpu)} {PERIOD_US}")
+        quota = f"{work}/cpu.max {quota_us(new.cpu)} {PERIOD_US}"
+        steps += _quota(old, new, f"{work}/cpu.max.burst", quota)
+        if (old is None or old.weight != new.weight) and not new.best_effort:
+            steps.append(f"write {top}/cpu.weight {new.weight}")
         return tuple(steps)
 
     def parse(self, contents: tuple[bytes, ...]) -> Counters:

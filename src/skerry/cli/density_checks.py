@@ -1,0 +1,44 @@
+"""What this host offers for sharing it between many sandboxes (docs/guide/density.md)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+from skerry.cli.findings import Check
+
+PR_SCHED_CORE = 62
+
+
+def cpu_class_check() -> Check:
+    """Whether best-effort sandboxes can be told to give way."""
+    from skerry.backends.shared.cgroup import detect
+
+    layout = detect(_text("/proc/self/mountinfo"), os.path.exists, _text)
+    if not layout.cpu_idle:
+        return Check(
+            "cpu classes", "warning", "no cpu.idle: SCHED_IDLE and the least shares instead",
+            "best-effort sandboxes slow others down more", "a kernel since 5.15",
+        )  # fmt: skip
+    return Check("cpu classes", "ok", f"cpu.idle and SCHED_IDLE; {core_scheduling()}")
+
+
+def core_scheduling() -> str:
+    """Says whether the kernel can keep sandboxes from sharing a physical core."""
+    cookie = ctypes.c_ulong()
+    libc = ctypes.CDLL(None, use_errno=True)
+    # GET of this thread: changes nothing (core-scheduling.rst).
+    if libc.prctl(PR_SCHED_CORE, 0, 0, 0, ctypes.byref(cookie)) == 0:
+        return "core scheduling"
+    if ctypes.get_errno() == errno.ENODEV:
+        return "core scheduling not needed: no SMT"
+    return "no core scheduling in this kernel"
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
