@@ -23,6 +23,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -149,24 +150,25 @@ async def _awaited(work: Awaitable[Loop]) -> Loop:
 
 
 async def in_processes(
-    make: Callable[..., Awaitable[Loop]], *arguments: Any, processes: int, lead: float = 2.0
+    make: Callable[..., Awaitable[Loop]], *arguments: Any, shards: Sequence[Any], lead: float = 2.0
 ) -> Loop:
-    """Run the module-level coroutine function `make` in several processes at the same time.
+    """Run the module-level coroutine function `make` in a process for each shard at the same time.
 
-    One Python client saturates near 2,000 operations a second, which would hide a faster server.
-    All start at one moment, `lead` seconds from now, so that none measures an idle server; the
-    time of the result is that of the slowest.
+    Its first argument is the shard, and the others follow. One Python client saturates near 2,000
+    operations a second, which would hide a faster server. All start at one moment, `lead` seconds
+    from now, so that none measures an idle server; the time of the result is that of the slowest.
     """
     start_at = time.monotonic() + lead
     loop = asyncio.get_running_loop()
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(len(shards), mp_context=context) as pool:
         loops = await asyncio.gather(
             *(
-                loop.run_in_executor(pool, _client_process, make, start_at, arguments)
-                for _ in range(processes)
+                loop.run_in_executor(pool, _client_process, make, start_at, (shard, *arguments))
+                for shard in shards
             )
         )
+    resource_tracker._resource_tracker._stop()  # a process of its own, which would outlive the census
     merged = [sample for part in loops for sample in part.samples]
     return Loop(merged, max(part.seconds for part in loops))
 

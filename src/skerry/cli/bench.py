@@ -15,7 +15,7 @@ from skerry.cli.group import SkerryCommand
 
 NO_CHECKOUT = 2
 # Parts of the harness, not benchmarks.
-PARTS = {"report", "harness", "peers", "floors", "product"}
+PARTS = {"report", "harness", "peers", "floors", "product", "daemons"}
 
 
 @click.command(cls=SkerryCommand)

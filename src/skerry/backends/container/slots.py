@@ -35,6 +35,7 @@ RESIDUE_UNEXPLAINED_MAX = 8 << 20
 RESIDUE_ROOM = 2
 DEMAND_WINDOW_S = 10.0
 REFILL_PAUSE_S = 0.5
+DROPS_AT_ONCE = 32  # a pass: what a burst left over is given back within half a minute
 DROP_TRIES = 40
 DROP_PAUSE_S = 0.05
 
@@ -232,7 +233,7 @@ class SlotPool:
             # Slots for best effort are made when asked for: who asks can wait the 2 ms.
             while self._common() < self.target and not self._closing:
                 self._idle.append(await self._make())
-            if len(self._idle) > 2 * self.target:
+            for _ in range(min(DROPS_AT_ONCE, len(self._idle) - 2 * self.target)):
                 await self.drop(self._idle.pop(0))
             for slot in list(self._stuck.values()):
                 await self.drop(slot)
