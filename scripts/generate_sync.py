@@ -55,7 +55,8 @@ from skerry.spec.layers import LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.control import DrainState, NodeUsage
-from skerry.wire.http import BatchItem, Health, OpStatus, StreamEvent
+from skerry.wire.batch import BatchItem
+from skerry.wire.http import Health, OpStatus, StreamEvent
 
 '''
 TAIL = '''

@@ -130,6 +130,14 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class Attended(Protocol):
+    """A backend with processes of its own beside the node, whose descriptors may run out."""
+
+    def daemons(self) -> tuple[tuple[str, int], ...]:
+        """Returns a name and a process id for each that runs now."""
+
+
+@runtime_checkable
 class Sweepable(Protocol):
     """A backend that can hold instances which no record knows, after a crash of the node."""
 

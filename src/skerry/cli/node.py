@@ -106,10 +106,12 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     """Returns the checked configuration: defaults, then the file, then what was given as options."""
     import msgspec
 
+    from skerry.density.pressure import Marks
     from skerry.node.config import Limits, NodeConfig
 
     refuse_unknown(content, NodeConfig, "")
     refuse_unknown(content.get("limits", {}), Limits, "limits.")
+    refuse_unknown(content.get("pressure", {}), Marks, "pressure.")
     values: dict[str, Any] = {
         "state_dir": settings.state,
         "run_dir": settings.run,

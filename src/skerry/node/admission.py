@@ -1,97 +1,222 @@
-"""Who may come in: limits that are answered at once, by name, before anything is made."""
+"""Who may come in: limits that are answered at once, by name, before anything is made.
+
+A create passes two doors. The first is **room**: `ask` says yes or no at once, or queues those that
+said how long they would wait. The second is a **place** among the creates that a backend carries out
+at once. Both queues are fair between flows (owner connections, or jobs of a token).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from skerry.errors import Overloaded, Unavailable
+from skerry.density.pressure import Pressure
+from skerry.errors import Bug, Overloaded, SkerryError, Unavailable
 from skerry.node.clock import Clock
 from skerry.node.config import Limits
+from skerry.node.fairness import FairQueue, Ticket
+from skerry.node.holders import Holder, Holders
+from skerry.node.rates import Rate
+from skerry.node.readings import Readings
+from skerry.node.shortage import LOOK_EVERY_S, Claim, Claims, Shortage, Shortages
+from skerry.node.timers import Timer, Timers
 
+Gone = Callable[[], Awaitable[None]]  # returns when the client that waits has gone
+RETRY_S = (1.0, 60.0)
+RETRY_UNKNOWN_S = 5.0  # when nothing has ended lately, nobody can tell
+JITTER = (0.8, 1.25)
 DRAINING_RETRY_S = 30.0
-_PROBE_EVERY_S = 0.5  # memory and disk are read at most that often
 
 
-def memory_available_bytes() -> int:
-    """Returns what the kernel believes can be given out without swapping."""
-    with open("/proc/meminfo", "rb") as file:
-        for line in file:
-            if line.startswith(b"MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 1 << 62
+class Wait:
+    """One create in a queue. Done with None when its turn has come, or with why it never will."""
 
+    __slots__ = ("claim", "done", "ticket", "timer")
 
-def disk_free_bytes(path: str) -> Callable[[], int]:
-    """Returns a reading of the free space of the file system that holds `path`."""
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ticket: Ticket[Wait] | None = None
+        self.timer: Timer | None = None
 
-    def read() -> int:
-        facts = os.statvfs(path)
-        return facts.f_bavail * facts.f_frsize
-
-    return read
+    def leave(self, error: SkerryError) -> None:
+        """It waits no longer; harmless once its turn has come."""
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 class Admission:
     """Counts what is in, and says no with the limit's name and a time to come back.
 
-    Invariant: 0 <= creating <= creates_in_flight_max; nobody waits while a place is free.
+    Invariants: 0 <= creating <= creates_in_flight_max; nobody waits for a place while one is free;
+    nobody waits for room that was there at the last look (half a second ago at most).
     """
 
     def __init__(
         self,
         limits: Limits,
         clock: Clock,
-        memory: Callable[[], int] = memory_available_bytes,
-        disk: Callable[[], int] = lambda: 1 << 62,
+        timers: Timers,
+        host: Callable[[], Readings] = Readings,
+        *,
+        pressure: Pressure | None = None,
+        lag: Callable[[], float] = lambda: 0.0,
+        weights: dict[str, float] | None = None,
+        jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self.limits = limits
-        self.sandboxes = 0  # admitted and not yet gone
+        self.claims = Claims()
+        self.holders = Holders()
         self.operations = 0
         self.creating = 0
         self.closing = False  # the node is ending: nobody comes in any more
         self.draining = False  # no new sandboxes; commands in those that live go on
+        self.refused: Counter[str] = Counter()  # by limit
+        self.shortages = Shortages(limits, clock.monotonic, host, pressure, lag)
+        self.admitted = Rate(clock.monotonic)
+        self.ended = Rate(clock.monotonic)
         self._clock = clock
-        self._memory = memory
-        self._disk = disk
-        self._probed = float("-inf")
-        self._shortage: Overloaded | None = None
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._timers = timers
+        self._jitter = jitter
+        self._weights = weights or {}
+        self._room: FairQueue[Wait] = FairQueue(self._weight)
+        self._places: FairQueue[Wait] = FairQueue(self._weight)
+        self._poll: Timer | None = None
 
-    def room(self) -> int:
-        """Returns how many more sandboxes may come in."""
-        return self.limits.sandboxes_max - self.sandboxes
+    @property
+    def sandboxes(self) -> int:
+        """How many were admitted and have not ended."""
+        return len(self.claims)
 
-    def check(self, count: int = 1) -> None:
-        """Raises Overloaded unless `count` more sandboxes fit now."""
-        limits = self.limits
+    @property
+    def waiting(self) -> int:
+        """How many creates wait, for room or for a place."""
+        return len(self._room) + len(self._places)
+
+    # -- room -------------------------------------------------------------------------------------
+
+    def ask(self, claim: Claim, *, wait_s: float = 0.0, priority: int = 0) -> Wait | None:
+        """Counts the claim in and returns None, or returns the wait for it.
+
+        Raises Overloaded if there is no room and `wait_s` is 0, or if too many wait already.
+        """
+        self._check_open()
+        short = self.shortages.find(self.claims, claim)
+        if short is None and not len(self._room):
+            self.count(claim)
+            return None
+        if wait_s <= 0:
+            raise self._refuse(short or self._queued(), claim.holder)
+        wait = self._enqueue(self._room, claim, priority)
+        wait.timer = self._timers.after(wait_s, lambda: self._give_up(wait))
+        self._watch()
+        return wait
+
+    def check(self, claim: Claim) -> None:
+        """Raises Overloaded unless the claim would be let in now."""
+        self._check_open()
+        short = self.shortages.find(self.claims, claim)
+        if short is not None or len(self._room):
+            raise self._refuse(short or self._queued(), claim.holder)
+
+    async def until_admitted(self, wait: Wait, gone: Gone | None = None) -> None:
+        """Returns when the claim is counted in; raises Overloaded once its time is over.
+
+        With `gone`, Unavailable as soon as that returns: whoever asked does not wait any more.
+        """
+        try:
+            await _wait(wait, gone)
+        except BaseException:
+            if _served(wait):
+                self.release(wait.claim.sandbox)
+            raise
+        finally:
+            self._dequeue(self._room, wait)
+
+    def _check_open(self) -> None:
         if self.closing:
             raise _ending()
         if self.draining:
             raise _draining()
-        if self.sandboxes + count > limits.sandboxes_max:
-            raise _full("sandboxes", self.sandboxes, limits.sandboxes_max, 5.0)
-        now = self._clock.monotonic()
-        if now - self._probed >= _PROBE_EVERY_S:
-            self._probed = now
-            self._shortage = self._look()
-        if self._shortage is not None:
-            raise Overloaded(self._shortage.message, **self._shortage.fields)
+
+    def count(self, claim: Claim) -> None:
+        """Counts it in without asking: it is there already."""
+        if claim.sandbox in self.claims.by_sandbox:
+            raise Bug(f"{claim.sandbox} was counted already")
+        self.claims.add(claim, self._clock.monotonic())
+        self.holders.add(claim.holder)
+        self.admitted.note()
+
+    def swap(self, reserved: str, claim: Claim) -> None:
+        """Counts a claim in for one that was counted in before, for its sake."""
+        before = self.claims.remove(reserved)
+        if before is None:
+            raise Bug(f"{reserved} was not reserved")
+        self.holders.remove(before.holder)
+        self.claims.add(claim, self._clock.monotonic())
+        self.holders.add(claim.holder)
+
+    def release(self, sandbox: str, *, lived: bool = True) -> None:
+        """Counts it out, and lets in who waited for that; idempotent."""
+        claim = self.claims.remove(sandbox)
+        if claim is None:
+            return
+        self.holders.remove(claim.holder)
+        if lived:
+            self.ended.note()
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while (head := self._room.head()) is not None:
+            wait = head.item
+            if wait.done.done():  # it has left, and is about to say so itself
+                self._room.remove(head)
+                continue
+            if self.shortages.find(self.claims, wait.claim) is not None:
+                return
+            self._room.serve(head)
+            wait.ticket = None
+            self.count(wait.claim)
+            wait.done.set_result(None)
+
+    def _watch(self) -> None:
+        """Looks again while someone waits: memory and pressure come back without an event."""
+        if self._poll is None and len(self._room):
+            self._poll = self._timers.after(LOOK_EVERY_S, self._looked)
+
+    def _looked(self) -> None:
+        self._poll = None
+        self._let_in()
+        self._watch()
+
+    def _give_up(self, wait: Wait) -> None:
+        short = self.shortages.find(self.claims, wait.claim) or self._queued()
+        if not wait.done.done():
+            wait.leave(self._refuse(short, wait.claim.holder))
+
+    # -- places -----------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def place(self, *, queued: bool = True) -> AsyncIterator[None]:
-        """Holds one of the places for creates; the first that waits gets the next free one.
+    async def place(
+        self, claim: Claim, *, priority: int = 0, bounded: bool = True, gone: Gone | None = None
+    ) -> AsyncIterator[None]:
+        """Holds one of the places for creates; turns go round by flow.
 
-        With `queued`, Overloaded if too many wait already; without, the caller bounds itself.
+        With `bounded`, Overloaded if too many wait already; without, the caller bounds itself.
         """
-        limits = self.limits
-        if self.creating >= limits.creates_in_flight_max:
-            if queued and len(self._waiting) >= limits.creates_waiting_max:
-                raise _full("creates_waiting", len(self._waiting), limits.creates_waiting_max, 1.0)
-            await self._wait()
+        if self.creating >= self.limits.creates_in_flight_max:
+            wait = self._enqueue(self._places, claim, priority, bounded=bounded)
+            try:
+                await _wait(wait, gone)
+            except BaseException:
+                if _served(wait):
+                    self._leave()  # it was handed to us in the same moment
+                raise
+            finally:
+                self._dequeue(self._places, wait)
         else:
             self.creating += 1
         try:
@@ -99,23 +224,51 @@ class Admission:
         finally:
             self._leave()
 
-    async def _wait(self) -> None:
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self._leave()  # it was handed to us in the same moment
-            raise
-
     def _leave(self) -> None:
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)  # the place changes hands: `creating` stays
-                return
+        while (head := self._places.head()) is not None:
+            if head.item.done.done():
+                self._places.remove(head)
+                continue
+            self._places.serve(head)
+            head.item.ticket = None
+            head.item.done.set_result(None)  # the place changes hands: `creating` stays
+            return
         self.creating -= 1
+
+    # -- queues -----------------------------------------------------------------------------------
+
+    def _enqueue(
+        self, queue: FairQueue[Wait], claim: Claim, priority: int, *, bounded: bool = True
+    ) -> Wait:
+        flow, limits = claim.holder.flow, self.limits
+        mine = self._room.waiting(flow) + self._places.waiting(flow)
+        if bounded and self.waiting >= limits.creates_waiting_max:
+            raise self._refuse(self._queued(), claim.holder)
+        if bounded and mine >= limits.creates_waiting_per_owner_max:
+            maximum = limits.creates_waiting_per_owner_max
+            name = "creates_waiting_per_owner"
+            message = f"{name}: {mine} of {maximum} wait already"
+            short = Shortage(name, message, {"used": mine, "maximum": maximum}, self._turn_s())
+            raise self._refuse(short, claim.holder)
+        wait = Wait(claim)
+        wait.ticket = queue.push(flow, priority, wait)
+        return wait
+
+    def _dequeue(self, queue: FairQueue[Wait], wait: Wait) -> None:
+        if wait.timer is not None:
+            wait.timer.cancel()
+        if wait.ticket is not None:
+            queue.remove(wait.ticket)
+            wait.ticket = None
+            self._let_in()  # the next one may ask for less
+
+    def _weight(self, flow: str) -> float:
+        kind, _, name = flow.partition(" ")
+        if kind == "token":
+            name = name.partition(" job ")[2]
+        return self._weights.get(name, 1.0)
+
+    # -- commands ---------------------------------------------------------------------------------
 
     def check_operation(self, running_there: int) -> None:
         """Raises Overloaded unless one more command may run now."""
@@ -123,21 +276,98 @@ class Admission:
         if self.closing:
             raise _ending()
         if self.operations >= limits.operations_max:
-            raise _full("operations", self.operations, limits.operations_max, 1.0)
+            raise self._full("operations", self.operations, limits.operations_max)
         if running_there >= limits.operations_per_sandbox_max:
-            raise _full(
-                "operations_per_sandbox", running_there, limits.operations_per_sandbox_max, 1.0
-            )
+            name, maximum = "operations_per_sandbox", limits.operations_per_sandbox_max
+            raise self._full(name, running_there, maximum)
 
-    def _look(self) -> Overloaded | None:
-        limits = self.limits
-        memory = self._memory()
-        if memory < limits.memory_free_min_bytes:
-            return _short("memory_free", memory, limits.memory_free_min_bytes)
-        disk = self._disk()
-        if disk < limits.disk_free_min_bytes:
-            return _short("disk_free", disk, limits.disk_free_min_bytes)
-        return None
+    def check_batches(self, running: int) -> None:
+        """Raises Overloaded unless one more batch may run now."""
+        self._check_open()
+        if running >= self.limits.batches_max:
+            raise self._full("batches", running, self.limits.batches_max)
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def _full(self, limit: str, used: int, maximum: int) -> Overloaded:
+        message = f"{limit}: {used} of {maximum} are in use"
+        return self._refuse(Shortage(limit, message, {"used": used, "maximum": maximum}, 1.0), None)
+
+    def _queued(self) -> Shortage:
+        waiting, maximum = self.waiting, self.limits.creates_waiting_max
+        message = f"creates_waiting: {waiting} wait already, at most {maximum} may"
+        fields = {"used": waiting, "maximum": maximum}
+        return Shortage("creates_waiting", message, fields, self._turn_s())
+
+    def _turn_s(self) -> float:
+        """Returns how long the queues take at the rate at which creates were admitted lately."""
+        rate = self.admitted.per_second()
+        return self.waiting / rate if rate > 0 else 1.0
+
+    def _refuse(self, short: Shortage, holder: Holder | None) -> Overloaded:
+        """Returns the refusal; the time to come back is an estimate, and differs by client."""
+        self.refused[short.limit] += 1
+        after = short.after_s
+        if after is None:
+            rate = self.ended.per_second()
+            after = (1 + len(self._room)) / rate if rate > 0.01 else RETRY_UNKNOWN_S
+        after = max(RETRY_S[0], min(RETRY_S[1], after)) * self._jitter(*JITTER)
+        fields = dict(short.fields)
+        if holder is not None:
+            fields["holders"] = self.holders.told_to(holder)
+        return Overloaded(short.message, limit=short.limit, retry_after_s=round(after, 2), **fields)
+
+    def gauges(self) -> dict[str, float]:
+        """Returns counts and readings for whoever exports them."""
+        shortages = self.shortages
+        return {
+            "sandboxes": self.sandboxes,
+            "sandboxes_max": self.limits.sandboxes_max,
+            "sandboxes_memory_bytes": self.claims.memory_bytes,
+            "holders": len(self.holders),
+            "operations": self.operations,
+            "creates_in_flight": self.creating,
+            "creates_waiting_for_room": len(self._room),
+            "creates_waiting_for_place": len(self._places),
+            "admitted_total": self.admitted.total,
+            "ended_total": self.ended.total,
+            "refused_total": self.refused.total(),
+            "brakes_held": len(shortages.held) + shortages.loop_brake.holds,
+            "memory_available_bytes": shortages.readings.memory_available,
+            "disk_free_bytes": shortages.readings.disk_free,
+        }
+
+    def check_invariants(self) -> None:
+        """Raises Bug unless the invariants hold."""
+        self._room.check_invariants()
+        self._places.check_invariants()
+        if not 0 <= self.creating <= self.limits.creates_in_flight_max:
+            raise Bug(f"{self.creating} creates are under way")
+        if len(self._places) and self.creating < self.limits.creates_in_flight_max:
+            raise Bug("someone waits for a place while one is free")
+
+
+def _served(wait: Wait) -> bool:
+    done = wait.done
+    return done.done() and not done.cancelled() and done.exception() is None
+
+
+async def _wait(wait: Wait, gone: Gone | None) -> None:
+    if gone is None:
+        await wait.done
+        return
+
+    async def watch() -> None:
+        await gone()
+        wait.leave(
+            Unavailable("the client that asked went away while this waited", retry_after_s=0.1)
+        )
+
+    watcher = asyncio.create_task(watch())
+    try:
+        await wait.done
+    finally:
+        watcher.cancel()
 
 
 def _ending() -> Unavailable:
@@ -149,24 +379,4 @@ def _draining() -> Unavailable:
         "the node is being drained: it takes no new sandboxes",
         reason="draining",
         retry_after_s=DRAINING_RETRY_S,
-    )
-
-
-def _full(limit: str, used: int, maximum: int, retry_after_s: float) -> Overloaded:
-    return Overloaded(
-        f"{limit}: {used} of {maximum} are in use",
-        limit=limit,
-        used=used,
-        maximum=maximum,
-        retry_after_s=retry_after_s,
-    )
-
-
-def _short(limit: str, value: int, minimum: int) -> Overloaded:
-    return Overloaded(
-        f"{limit}: {value >> 20} MiB left, and {minimum >> 20} MiB must stay",
-        limit=limit,
-        value=value,
-        minimum=minimum,
-        retry_after_s=5.0,
     )

@@ -3,61 +3,274 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
-from skerry.errors import Bug, InvalidRequest, SkerryError
-from skerry.node.admission import Admission
+from skerry.errors import InvalidRequest, Overloaded, SkerryError, Unavailable
+from skerry.node.holders import JOB_LABEL, Holder
 from skerry.node.lives import Lives
+from skerry.node.parts import Parts
 from skerry.node.sandbox import Sandbox
-from skerry.node.sandboxes import Sandboxes
+from skerry.node.shortage import Claim
 from skerry.spec import ids
-from skerry.spec.limits import BATCH_MAX
+from skerry.spec.limits import BATCH_MAX, CREATE_WAIT_MAX_S
 from skerry.spec.sandbox import SandboxSpec
-from skerry.wire.http import BatchCreate, BatchItem, BatchResult, ErrorBody
+from skerry.wire.batch import BatchCreate, BatchEnd, BatchItem, BatchResult
+from skerry.wire.http import ErrorBody
 
 DELETES_AT_ONCE = 64
+BREATHE_EVERY = 256  # claims counted between two turns of the event loop
+
+Tell = Callable[[int, BatchItem], Awaitable[None]]
+
+
+class Batch:
+    """One batch under way.
+
+    `leave` stops it: members that wait leave the queue, no further one is begun. What was made is
+    undone if all or nothing was asked for, or if there is no key by which it could be found.
+    """
+
+    def __init__(self, body: BatchCreate, owner: str | None, tenant: str, deadline: float) -> None:
+        self.body = body
+        self.owner = owner
+        self.holder = Holder(tenant, owner, body.spec.labels.get(JOB_LABEL))
+        self.deadline = deadline  # for waiting
+        self.stopped = asyncio.Event()
+        self.finished = asyncio.Event()
+        self.stop: SkerryError | None = None  # why no further member is begun
+        self.made: dict[int, Sandbox] = {}
+        self.failed = 0
+        self._told: dict[str, ErrorBody] = {}
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a repeat would find its members."""
+        return self.body.spec.key is not None
+
+    def leave(self) -> None:
+        """Its client has gone."""
+        self.end(Unavailable("the client that asked for the batch has gone", retry_after_s=0.1))
+
+    def end(self, error: SkerryError) -> None:
+        """Stops it; the first reason counts."""
+        if self.stop is None:
+            self.stop = error
+            self.stopped.set()
+
+    def check(self) -> None:
+        """Raises why it was stopped, if it was."""
+        if self.stop is not None:
+            raise self.stop
+
+    async def until_stopped(self) -> None:
+        """Returns once it was stopped."""
+        await self.stopped.wait()
+
+    def spec(self, index: int) -> SandboxSpec:
+        """Returns what one member is made from."""
+        spec = self.body.spec
+        if spec.key is None:
+            return spec
+        return msgspec.structs.replace(spec, key=f"{spec.key}/{index}")
+
+    def told(self, error: SkerryError) -> ErrorBody:
+        """Returns an error's body; thousands that were refused by one limit share one."""
+        if not isinstance(error, Overloaded):
+            return ErrorBody.of(error)
+        return self._told.setdefault(str(error.fields.get("limit")), ErrorBody.of(error))
 
 
 class Batches:
-    """Creates and deletes in bulk, with as many hands as the node has places for creates."""
+    """Creates and deletes in bulk.
 
-    def __init__(self, lives: Lives, sandboxes: Sandboxes, admission: Admission) -> None:
+    A batch waits in the node's fair queues with at most as many hands as there are places for
+    creates, so the largest one takes turns like everybody.
+
+    Invariant: at most `batches_max` are under way, and at most one of those that want all or
+    nothing waits for room: two could hold what the other needs.
+    """
+
+    def __init__(self, parts: Parts, lives: Lives) -> None:
         self._lives = lives
-        self._sandboxes = sandboxes
-        self._admission = admission
+        self._clock = parts.clock
+        self._sandboxes = parts.sandboxes
+        self._admission = parts.admission
+        self._running: set[Batch] = set()
+        self._gathering = False
+        self._numbers = itertools.count()
 
-    async def create(self, body: BatchCreate, *, owner: str | None) -> BatchResult:
-        """Returns every member's outcome in order.
+    def __len__(self) -> int:
+        return len(self._running)
 
-        With `all_or_nothing` the first failure stops the rest, what was made is destroyed, and
-        the members that were not tried or were undone carry that failure. Raises InvalidRequest,
-        and Overloaded if not even the first (or not all, if all are wanted) can fit.
-        """
+    def open(self, body: BatchCreate, *, owner: str | None, tenant: str = "") -> Batch:
+        """Returns a batch to be run; InvalidRequest, or Overloaded if too many are under way."""
         if not 1 <= body.count <= BATCH_MAX:
             raise InvalidRequest(f"count must be between 1 and {BATCH_MAX}, not {body.count}")
-        self._admission.check(body.count if body.all_or_nothing else 1)
-        specs = [_member(body.spec, index) for index in range(body.count)]
-        outcomes: list[Sandbox | SkerryError | None] = [None] * body.count
-        failed: SkerryError | None = None
+        if not 0 <= body.wait_s <= CREATE_WAIT_MAX_S:
+            raise InvalidRequest(f"wait_s must be between 0 and {CREATE_WAIT_MAX_S:g}")
+        self._admission.check_batches(len(self._running))
+        batch = Batch(body, owner, tenant, self._clock.monotonic() + body.wait_s)
+        self._running.add(batch)
+        return batch
+
+    async def create(
+        self, body: BatchCreate, *, owner: str | None, tenant: str = ""
+    ) -> BatchResult:
+        """Returns every member's outcome in order."""
+        return await self.collect(self.open(body, owner=owner, tenant=tenant))
+
+    async def collect(self, batch: Batch) -> BatchResult:
+        """Runs it and returns every member's outcome in order.
+
+        If all or nothing was asked for and something failed, all carry that failure. Raises
+        Overloaded if not even one (or not all, if all are wanted) can fit.
+        """
+        items: list[BatchItem] = [BatchItem()] * batch.body.count
+
+        async def keep(index: int, item: BatchItem) -> None:
+            items[index] = item
+
+        try:
+            await self.run(batch, keep)
+        except SkerryError as error:
+            if batch.stop is not error or not batch.failed:
+                raise
+            items = [BatchItem(error=ErrorBody.of(error))] * batch.body.count
+        return BatchResult(tuple(items))
+
+    async def run(self, batch: Batch, tell: Tell) -> BatchEnd:
+        """Makes the members, telling of each outcome as it comes; a slow `tell` slows the batch.
+
+        Raises what undid it. Nothing of it is under way afterwards.
+        """
+        try:
+            await self._after_the_same(batch)
+            async with self._reserved(batch) as reserved:
+                await self._make(batch, reserved, tell)
+            batch.check()
+            return BatchEnd(len(batch.made), batch.failed)
+        except asyncio.CancelledError:
+            raise  # the node is ending: what was made is found by its key, or goes with its owner
+        except BaseException:
+            if batch.body.all_or_nothing or not batch.keyed or batch.stop is None:
+                await self._undo(list(batch.made.values()))
+            raise
+        finally:
+            self._running.discard(batch)
+            batch.finished.set()
+
+    async def _after_the_same(self, batch: Batch) -> None:
+        """Waits for an earlier try of the same batch that is being given up."""
+        key = batch.body.spec.key
+        for other in tuple(self._running):
+            if other is not batch and key is not None and other.body.spec.key == key and other.stop:
+                await other.finished.wait()
+
+    async def _make(self, batch: Batch, reserved: list[str] | None, tell: Tell) -> None:
+        if reserved is None and batch.body.wait_s <= 0 and not self._found(batch):
+            self._admission.check(self._claim(batch, ""))
 
         async def one(index: int) -> None:
-            nonlocal failed
-            if failed is not None and body.all_or_nothing:
+            if batch.stop is not None:
                 return
             try:
-                outcomes[index] = await self._lives.create(specs[index], owner=owner, queued=False)
+                sandbox = await self._lives.create(
+                    batch.spec(index),
+                    owner=batch.owner,
+                    tenant=batch.holder.tenant,
+                    wait_s=max(0.0, batch.deadline - self._clock.monotonic()),
+                    gone=batch.until_stopped,
+                    bounded=False,
+                    reserved=reserved,
+                )
             except SkerryError as error:
-                outcomes[index] = error
-                if failed is None:
-                    failed = error
+                batch.failed += 1
+                if batch.body.all_or_nothing:
+                    batch.end(error)
+                await tell(index, BatchItem(error=batch.told(error)))
+            else:
+                batch.made[index] = sandbox
+                await tell(index, BatchItem(info=sandbox.info()))
 
-        await _spread(one, range(body.count), self._admission.limits.creates_in_flight_max)
-        if failed is not None and body.all_or_nothing:
-            await self._undo([one for one in outcomes if isinstance(one, Sandbox)])
-            outcomes = [one if isinstance(one, SkerryError) else failed for one in outcomes]
-        return BatchResult(tuple(_item(one) for one in outcomes))
+        hands = self._admission.limits.creates_in_flight_max
+        await _spread(one, range(batch.body.count), hands)
+
+    # -- all or nothing ---------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _reserved(self, batch: Batch) -> AsyncIterator[list[str] | None]:
+        """Holds room for all members, if all or nothing is wanted; what is left over is let go."""
+        if not batch.body.all_or_nothing:
+            yield None
+            return
+        names: list[str] = []
+        try:
+            await self._gather(batch, names)
+            yield names
+        finally:
+            for name in names:
+                self._admission.release(name, lived=False)
+
+    async def _gather(self, batch: Batch, names: list[str]) -> None:
+        """Collects claims in turns with everybody else, up to the batch's deadline."""
+        body, number, waiting = batch.body, next(self._numbers), False
+        try:
+            for index in range(body.count - self._found(batch)):
+                claim = self._claim(batch, f"batch {number}/{index}")
+                wait_s = max(0.0, batch.deadline - self._clock.monotonic())
+                wait = self._admission.ask(
+                    claim,
+                    wait_s=0.0 if self._gathering and not waiting else wait_s,
+                    priority=body.spec.priority,
+                )
+                if wait is not None:
+                    waiting = self._gathering = True
+                    await self._admission.until_admitted(wait, batch.until_stopped)
+                elif index % BREATHE_EVERY == BREATHE_EVERY - 1:
+                    await asyncio.sleep(0)
+                names.append(claim.sandbox)
+        except Overloaded as error:
+            fields = error.fields | {"wanted": body.count}
+            raise Overloaded(
+                f"{error.message}; all {body.count} of the batch, or none, were wanted", **fields
+            ) from None
+        finally:
+            if waiting:
+                self._gathering = False
+
+    def _found(self, batch: Batch) -> int:
+        """Returns how many members an earlier try has made: they have their room."""
+        if not batch.keyed:
+            return 0
+        keys = (batch.spec(index).key for index in range(batch.body.count))
+        return sum(key in self._sandboxes.by_key for key in keys)
+
+    def _claim(self, batch: Batch, name: str) -> Claim:
+        spec = batch.body.spec
+        return Claim(name, batch.holder, spec.memory_bytes, spec.pids)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    async def undo(self, key: str, keep: Sequence[str]) -> BatchResult:
+        """Ends the batch of that key and destroys its members but for those to keep."""
+        for batch in tuple(self._running):
+            if batch.body.spec.key == key:
+                batch.end(Unavailable("the batch was undone", retry_after_s=0.1))
+                await batch.finished.wait()
+        kept = frozenset(keep)
+        prefix = f"{key}/"
+        found = [
+            sandbox.id
+            for name, sandbox in self._sandboxes.by_key.items()
+            if name.startswith(prefix)
+            and name.removeprefix(prefix).isdecimal()
+            and sandbox.id not in kept
+        ]
+        return await self.delete(found)
 
     async def delete(self, wanted: Sequence[str]) -> BatchResult:
         """Destroys all of them; those that are unknown count as destroyed."""
@@ -99,17 +312,3 @@ async def _spread(one: Callable[[int], Awaitable[None]], work: range, hands: int
     async with asyncio.TaskGroup() as group:
         for _ in range(min(hands, len(work))):
             group.create_task(hand())
-
-
-def _member(spec: SandboxSpec, index: int) -> SandboxSpec:
-    if spec.key is None:
-        return spec
-    return msgspec.structs.replace(spec, key=f"{spec.key}/{index}")
-
-
-def _item(outcome: Sandbox | SkerryError | None) -> BatchItem:
-    if isinstance(outcome, Sandbox):
-        return BatchItem(info=outcome.info())
-    if isinstance(outcome, SkerryError):
-        return BatchItem(error=ErrorBody.of(outcome))
-    raise Bug("a member of a batch has no outcome")

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 
 from skerry.backends import registry
-from skerry.backends.api import Backend
+from skerry.backends.api import Attended, Backend
+from skerry.density.pressure import Pressure, places
 from skerry.images.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.store import DirectoryStore
-from skerry.node.admission import Admission, disk_free_bytes, memory_available_bytes
+from skerry.node.admission import Admission
 from skerry.node.clock import Clock, SystemClock
 from skerry.node.config import NodeConfig
 from skerry.node.identity import Identity, claim
 from skerry.node.images import Images, Library
 from skerry.node.ledger import Ledger
+from skerry.node.loopwatch import LoopWatch
 from skerry.node.node import Node
 from skerry.node.outputs import Outputs
 from skerry.node.owners import Owners
 from skerry.node.parts import Parts
+from skerry.node.readings import Host, Readings
 from skerry.node.results import Results
 from skerry.node.sandboxes import Sandboxes
 from skerry.node.tasks import Tasks
@@ -37,7 +40,7 @@ def build_node(
     clock: Clock | None = None,
     backends: Mapping[str, Backend] | None = None,
     library: Library | None = None,
-    memory: Callable[[], int] = memory_available_bytes,
+    host: Callable[[], Readings] | None = None,
 ) -> Node:
     """Returns a node that holds the lock of its state directory.
 
@@ -56,13 +59,14 @@ def build_node(
         )
         for problem in journal.problems:
             log.warning("journal: %s", problem)
-        backends = backends if backends is not None else _backends(config, identity)
+        found = backends if backends is not None else _backends(config, identity)
         library = library or _library(config)
     except BaseException:
         identity.release()
         raise
 
     timers = Timers(clock)
+    loop_watch = LoopWatch()
     sandboxes = Sandboxes(identity.name)
     return Node(
         Parts(
@@ -74,7 +78,16 @@ def build_node(
             ledger=Ledger(journal),
             outputs=Outputs(os.path.join(config.state_dir, "spool")),
             results=Results(limits.results_memory_bytes_max),
-            admission=Admission(limits, clock, memory, disk_free_bytes(config.state_dir)),
+            admission=Admission(
+                limits,
+                clock,
+                timers,
+                host or Host(config.state_dir, lambda: _daemons(found)),
+                pressure=Pressure(config.pressure, _pressure_places()),
+                lag=loop_watch.lag,
+                weights=config.weights,
+            ),
+            loop_watch=loop_watch,
             sandboxes=sandboxes,
             owners=Owners(
                 timers,
@@ -85,7 +98,7 @@ def build_node(
             images=Images(
                 library, clock, threads_max=limits.image_threads_max, in_use=sandboxes.digests
             ),
-            backends=backends,
+            backends=found,
             version=_version(),
         )
     )
@@ -97,6 +110,24 @@ def _version() -> str:
         return metadata.version("skerry")
     except metadata.PackageNotFoundError:
         return "0+uninstalled"
+
+
+def _daemons(backends: Mapping[str, Backend]) -> list[tuple[str, int]]:
+    """Returns the processes of the backends whose descriptors are watched."""
+    named: Iterable[object] = backends.values()
+    return [daemon for one in named if isinstance(one, Attended) for daemon in one.daemons()]
+
+
+def _pressure_places() -> tuple[str, ...]:
+    """Returns where pressure is read: the host, and this process's own group if it is in one."""
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+            own = file.read()
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            mounts = [line.split() for line in file if " - cgroup2 " in line]
+    except OSError:
+        return places("", None)
+    return places(own, mounts[0][4] if mounts else None)
 
 
 def _backends(config: NodeConfig, identity: Identity) -> dict[str, Backend]:

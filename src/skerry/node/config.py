@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from skerry.density.pressure import Marks
 from skerry.errors import InvalidRequest
 from skerry.spec.limits import GIB, MIB
 
@@ -16,11 +17,23 @@ class Limits:
 
     sandboxes_max: int = 4000  # in any state but stopped and failed
     creates_in_flight_max: int = 16  # backend creates at once
-    creates_waiting_max: int = 1024  # requests that wait for one of those; batches wait apart
+    creates_waiting_max: int = 4096  # creates that wait for room or for one of those, in all
+    creates_waiting_per_owner_max: int = 1024
+    batches_max: int = 64  # batches under way; each waits with at most creates_in_flight_max hands
+    connections_max: int = 8192  # to the API, WebSockets too; never more than half the descriptors
     operations_max: int = 20_000  # commands running, over all sandboxes
     operations_per_sandbox_max: int = 1000
+    # What sandboxes ask for is a limit and not a need: most use a small part. So what they ask for
+    # is bounded only if the operator says how much of it is real (of the host's memory and of
+    # pid_max; 0: no bound), and what is really left is looked at.
+    memory_overcommit: float = 0.0
+    pids_overcommit: float = 0.0
     memory_free_min_bytes: int = 256 * MIB
+    memory_young_bytes: int = 2 * MIB  # what one is expected to take in its first ten seconds
     disk_free_min_bytes: int = 512 * MIB
+    pids_free_min: int = 1024
+    descriptors_free_min: int = 256  # of the node, and of each daemon of a backend
+    loop_lag_max_s: float = 3.0  # creates stop when the event loop is that late; 0: never
     # Not answered with Overloaded: older entries leave memory, or are forgotten.
     results_memory_bytes_max: int = 64 * MIB  # results kept in memory; the journal has them all
     results_per_sandbox_max: int = 65_536  # operation ids remembered for repeats
@@ -44,6 +57,9 @@ class NodeConfig:
     backends: tuple[str, ...] = ("container",)
     backend_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    pressure: Marks = field(default_factory=Marks)
+    # Turns that a job (label `job`) or an owner gets in queues while others get one; at most 100.
+    weights: dict[str, float] = field(default_factory=dict)
     embedded: bool = False  # ends with its last owner (decision 21)
     keep_on_exit: bool = True  # instances outlive an orderly end, to be adopted
     lease_s: float = 30.0  # how long an owner may be away
@@ -72,6 +88,12 @@ class NodeConfig:
             raise InvalidRequest("tokens: at least 16 ASCII characters each")
         if self.limits.disk_free_min_bytes > 1024 * GIB:
             raise InvalidRequest("limits.disk_free_min_bytes is out of bounds")
+        for name in ("creates_in_flight_max", "connections_max", "batches_max"):
+            if getattr(self.limits, name) < 1:
+                raise InvalidRequest(f"limits.{name} must be at least 1")
+        self.pressure.check()
+        if not all(0.01 <= weight <= 100 for weight in self.weights.values()):
+            raise InvalidRequest("weights: between 0.01 and 100 each")
         for name in ("lease_s", "exit_grace_s", "first_owner_s"):
             if not 0 < getattr(self, name) < 86_400:
                 raise InvalidRequest(f"{name} must be above 0 and below a day")

@@ -21,12 +21,15 @@ from skerry.errors import (
 from skerry.lifecycle import table
 from skerry.lifecycle.table import Command, Event
 from skerry.node import ledger
+from skerry.node.admission import Gone
 from skerry.node.deadlines import Deadlines
 from skerry.node.handles import Handles
+from skerry.node.holders import JOB_LABEL, Holder
 from skerry.node.link import Link
 from skerry.node.operation import Past
 from skerry.node.parts import Parts
 from skerry.node.sandbox import ENDED, Sandbox
+from skerry.node.shortage import Claim
 from skerry.spec import limits
 from skerry.spec.layers import RootfsPlan
 from skerry.spec.sandbox import SandboxSpec, State
@@ -67,31 +70,49 @@ class Lives:
     # -- create -----------------------------------------------------------------------------------
 
     async def create(
-        self, spec: SandboxSpec, *, owner: str | None = None, queued: bool = True
+        self,
+        spec: SandboxSpec,
+        *,
+        owner: str | None = None,
+        tenant: str = "",
+        wait_s: float = 0.0,
+        gone: Gone | None = None,
+        bounded: bool = True,
+        reserved: list[str] | None = None,
     ) -> Sandbox:
         """Returns a running sandbox, or the one that its key names already.
 
-        Raises InvalidRequest, NotFound (no such layer), Conflict (the key names another spec),
-        Overloaded, SandboxFailed, Unavailable; then nothing is left.
+        Waits for room for up to `wait_s` seconds, unless `gone` returns before (the client has
+        left). `reserved` names claims of which this one takes one. Raises InvalidRequest,
+        NotFound (no such layer), Conflict (the key names another spec), Overloaded, SandboxFailed,
+        Unavailable; then nothing is left.
         """
         _check(spec)
         if spec.key is not None:
-            known = self._sandboxes.by_key.get(spec.key)
+            known = await self._known(spec.key)
             if known is not None:
                 return await self._join(known, spec)
         backend = self._backends.get(spec.backend)
         if backend is None:
             names = ", ".join(sorted(self._backends))
             raise InvalidRequest(f"backend: {spec.backend[:80]!r} is none of {names}")
+        holder = Holder(tenant, owner, spec.labels.get(JOB_LABEL))
         owner = self._owners.admit(owner, detached=spec.detached)
-        self._admission.check()
-        wall, monotonic = self._clock.wall(), self._clock.monotonic()
+        admission, wall, monotonic = self._admission, self._clock.wall(), self._clock.monotonic()
         sandbox = Sandbox(self._identity.sandbox_id(), spec, (), wall, wall, monotonic, owner=owner)
+        claim = claim_of(sandbox)._replace(holder=holder)
+        if reserved:
+            admission.swap(reserved.pop(), claim)
+        else:
+            sandbox.waits = admission.ask(claim, wait_s=wait_s, priority=spec.priority)
         self._sandboxes.add(sandbox)
         self._owners.add(sandbox)
-        self._admission.sandboxes += 1
         try:
-            async with self._admission.place(queued=queued):
+            if sandbox.waits is not None:
+                await admission.until_admitted(sandbox.waits, gone)
+                sandbox.waits = None
+            async with admission.place(claim, priority=spec.priority, bounded=bounded, gone=gone):
+                _check_wanted(sandbox)
                 plan, sandbox.digests = await self._images.plan(spec)
                 await self._make(sandbox, backend, plan, monotonic)
         except BaseException as error:
@@ -101,6 +122,12 @@ class Lives:
             raise
         self._created(sandbox)
         return sandbox
+
+    async def _known(self, key: str) -> Sandbox | None:
+        """Returns what the key names; one that is being deleted is waited for, and named no more."""
+        while (known := self._sandboxes.by_key.get(key)) is not None and known.deleting:
+            await known.changed()
+        return known
 
     async def _join(self, known: Sandbox, spec: SandboxSpec) -> Sandbox:
         if msgspec.msgpack.encode(known.asked_spec) != msgspec.msgpack.encode(spec):
@@ -175,7 +202,7 @@ class Lives:
             sandbox.end_error = type(error)(error.message, **error.fields)
         self.feed(sandbox, Event.CREATE_FAILED)
         if sandbox.instance is None:
-            self._admission.sandboxes -= 1
+            self._admission.release(sandbox.id)
             self._forget(sandbox)
             return None
         # the backend made it, and its agent did not answer
@@ -211,6 +238,8 @@ class Lives:
         if not sandbox.gone:
             sandbox.reason = sandbox.reason or "it was deleted"
             sandbox.deleting = True
+            if sandbox.waits is not None:
+                sandbox.waits.leave(_unwanted())
             await self.drive(sandbox, Event.DELETE)
         while not sandbox.gone:
             await sandbox.changed()
@@ -364,7 +393,7 @@ class Lives:
         sandbox.link = None
         if sandbox.instance is not None:
             sandbox.instance = None
-            self._admission.sandboxes -= 1
+            self._admission.release(sandbox.id)
             if not sandbox.deleting:
                 self.keep_ended(sandbox)
         return Event.DESTROYED
@@ -412,6 +441,22 @@ class Lives:
         except StorageFailed as error:
             log.warning("the journal keeps %s for now: %s", sandbox_id, error)
             self._timers.after(RETRY_DESTROY_S[-1], lambda: self.forget_record(sandbox_id))
+
+
+def claim_of(sandbox: Sandbox) -> Claim:
+    """Returns what a sandbox asks of the node."""
+    spec = sandbox.spec
+    holder = Holder("", sandbox.owner, spec.labels.get(JOB_LABEL))
+    return Claim(sandbox.id, holder, spec.memory_bytes, spec.pids)
+
+
+def _unwanted() -> SkerryError:
+    return SandboxFailed("it was deleted while it waited to be made")
+
+
+def _check_wanted(sandbox: Sandbox) -> None:
+    if sandbox.deleting:
+        raise _unwanted()
 
 
 def _check(spec: SandboxSpec) -> None:

@@ -13,6 +13,7 @@ from skerry.node.build import build_node
 from skerry.node.config import NodeConfig
 from skerry.node.node import Node
 from skerry.node.owners import Exit
+from skerry.node.readings import raise_descriptors_max
 from skerry.node.recovery import recover
 from skerry.node.sandbox import Sandbox
 from skerry.node.server.app import build_app
@@ -30,6 +31,7 @@ async def serve(config: NodeConfig, *, ready: asyncio.Event | None = None) -> No
     an embedded node. Raises Conflict if another daemon has the state directory, Unavailable if a
     backend cannot start or an address cannot be had.
     """
+    raise_descriptors_max()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -68,17 +70,18 @@ async def running(
 async def alive(node: Node) -> AsyncIterator[None]:
     """A node whose parts work within the block; what earlier processes left is taken over first."""
     started: list[str] = []
-    try:
-        for name, backend in node.backends.items():
-            try:
-                await backend.start()
-            except SkerryError as error:
-                raise Unavailable(f"backend {name}: {error.message}") from error
-            started.append(name)
-        await recover(node)
-        yield
-    finally:
-        await _end_parts(node, started)
+    async with node.loop_watch.watching():
+        try:
+            for name, backend in node.backends.items():
+                try:
+                    await backend.start()
+                except SkerryError as error:
+                    raise Unavailable(f"backend {name}: {error.message}") from error
+                started.append(name)
+            await recover(node)
+            yield
+        finally:
+            await _end_parts(node, started)
 
 
 def _exit(node: Node, leave: Callable[[], None]) -> Exit:

@@ -30,6 +30,7 @@ class Node:
         self.outputs = parts.outputs
         self.results = parts.results
         self.admission = parts.admission
+        self.loop_watch = parts.loop_watch
         self.sandboxes = parts.sandboxes
         self.owners = parts.owners
         self.images = parts.images
@@ -47,12 +48,23 @@ class Node:
         self.files = Files(self.lives, self.handles, parts.clock)
         self.disk = Disk(self.lives, parts.images, parts.clock)
         self.forwarder = Forwarder(self.lives, parts.clock)
-        self.batches = Batches(self.lives, parts.sandboxes, parts.admission)
+        self.batches = Batches(parts, self.lives)
         parts.owners.abandon = self.lives.abandon
+
+    def gauges(self) -> dict[str, float]:
+        """Returns plain counts and readings by name, for whoever exports them."""
+        return {
+            **self.admission.gauges(),
+            **self.loop_watch.gauges(),
+            "batches_running": len(self.batches),
+            "owners": len(self.owners),
+            "tasks": len(self.tasks),
+        }
 
     def check_invariants(self) -> None:
         """Raises Bug unless every part keeps its own, and they agree with each other."""
         self.owners.check_invariants()
+        self.admission.check_invariants()
         running = 0
         for sandbox in self.sandboxes:
             sandbox.check_invariants()

@@ -12,6 +12,7 @@ from skerry.node.config import NodeConfig
 from skerry.node.identity import Identity
 from skerry.node.images import Images
 from skerry.node.ledger import Ledger
+from skerry.node.loopwatch import LoopWatch
 from skerry.node.outputs import Outputs
 from skerry.node.owners import Owners
 from skerry.node.results import Results
@@ -33,6 +34,7 @@ class Parts:
     outputs: Outputs
     results: Results
     admission: Admission
+    loop_watch: LoopWatch
     sandboxes: Sandboxes
     owners: Owners
     images: Images

@@ -24,6 +24,7 @@ from skerry.node import command, ledger
 from skerry.node.answers import past_of
 from skerry.node.clock import sleep
 from skerry.node.link import RECONNECT_S, Link
+from skerry.node.lives import claim_of
 from skerry.node.node import Node
 from skerry.node.operation import Op, Past
 from skerry.node.sandbox import HANDLES_BLOCK, Sandbox
@@ -174,7 +175,7 @@ async def _take_over(node: Node, sandbox: Sandbox, story: Story) -> None:
     instance, reason = await _find(node, sandbox, story)
     sandbox.instance = instance
     if instance is not None:
-        node.admission.sandboxes += 1
+        node.admission.count(claim_of(sandbox))
     if story.ending is not None:
         await _end(node, sandbox, story, story.ending)
     elif instance is None:

@@ -16,6 +16,7 @@ from skerry.node.timers import Timer
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
 
 if TYPE_CHECKING:
+    from skerry.node.admission import Wait
     from skerry.node.link import Link
     from skerry.node.operation import Op, Past
 
@@ -68,6 +69,7 @@ class Sandbox:
     asked: SandboxSpec | None = None  # the spec of its create, if it was changed since
     pause_error: SkerryError | None = None  # why the last try to pause it failed
     draining: Draining | None = None  # its node's, while that is being drained
+    waits: Wait | None = None  # for room: it is being made by name only
 
     @property
     def expires(self) -> float | None:

@@ -12,7 +12,8 @@ from skerry.sdk.sandbox import CANCEL_WITHIN_S, AsyncSandbox
 from skerry.sdk.transport import Transport
 from skerry.spec.limits import parse_bytes
 from skerry.spec.sandbox import CpuClass, OnIdle, SandboxInfo, SandboxSpec
-from skerry.wire.http import BatchCreate, BatchDelete, BatchItem, BatchResult, SandboxPage
+from skerry.wire.batch import BatchCreate, BatchDelete, BatchItem, BatchResult
+from skerry.wire.http import SandboxPage
 
 
 class AsyncSandboxes:
@@ -176,7 +177,7 @@ class AsyncSandboxes:
             "POST",
             "/v1/sandboxes/batch/delete",
             BatchResult,
-            body=BatchDelete(ids),
+            body=BatchDelete(ids=ids),
             repeatable=True,
         )
         for item in result.items:

@@ -72,6 +72,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     labels: dict[str, str] = {}
     key: str | None = None  # idempotency key, unique among the node's sandboxes
     detached: bool = False  # outlives the connection that made it
+    priority: int = 0  # among its owner's creates that wait: higher first
 
     def check(self) -> SandboxSpec:
         """Returns itself if every value is in bounds; raises InvalidRequest naming one that is not."""
@@ -99,6 +100,10 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         limits.check_duration(self.idle_timeout_s, "idle_timeout")
         limits.check_duration(self.ttl_s, "ttl")
         check_labels(self.labels)
+        if not limits.PRIORITY_MIN <= self.priority <= limits.PRIORITY_MAX:
+            raise InvalidRequest(
+                f"priority must be between {limits.PRIORITY_MIN} and {limits.PRIORITY_MAX}"
+            )
         if self.key is not None and not 1 <= len(self.key) <= 128:
             raise InvalidRequest("key must have 1 to 128 characters")
         if self.network:

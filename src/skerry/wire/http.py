@@ -7,8 +7,8 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 |---|---|
 | GET health | -> Health (no token needed) |
 | GET openapi.json | -> the OpenAPI document |
-| POST sandboxes | SandboxSpec -> SandboxInfo (running) |
-| POST sandboxes/batch | BatchCreate -> BatchResult |
+| POST sandboxes?wait= | SandboxSpec -> SandboxInfo (running); waits that long for room |
+| POST sandboxes/batch?stream= | BatchCreate -> BatchResult, or stream of BatchEvent |
 | POST sandboxes/batch/delete | BatchDelete -> BatchResult |
 | GET sandboxes?state=&label=k=v&key=&limit=&cursor= | -> SandboxPage |
 | GET, DELETE sandboxes/ID | -> SandboxInfo (DELETE: idempotent, answers when nothing is left) |
@@ -69,7 +69,7 @@ from skerry.errors import SkerryError, from_code
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change
 from skerry.spec.layers import LayerManifest
-from skerry.spec.sandbox import SandboxInfo, SandboxSpec
+from skerry.spec.sandbox import SandboxInfo
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -109,36 +109,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     live: int = 0  # sandboxes with an instance
     draining: bool = False  # it takes no new sandboxes
     backends: dict[str, str] = {}  # name -> "usable" or the reason why not
-
-
-class BatchCreate(msgspec.Struct, frozen=True, kw_only=True):
-    """`count` sandboxes of one spec. With `all_or_nothing`, one failure undoes the rest.
-
-    A `key` in the spec becomes `KEY/0`, `KEY/1`, ... so that a repeated batch finds its members.
-    """
-
-    spec: SandboxSpec
-    count: int
-    all_or_nothing: bool = False
-
-
-class BatchDelete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sandboxes to destroy; unknown ids count as destroyed."""
-
-    ids: tuple[str, ...]
-
-
-class BatchItem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One member's outcome."""
-
-    info: SandboxInfo | None = None
-    error: ErrorBody | None = None
-
-
-class BatchResult(msgspec.Struct, frozen=True):
-    """Outcomes in the order asked for."""
-
-    items: tuple[BatchItem, ...]
 
 
 class OwnerWelcome(msgspec.Struct, frozen=True):

@@ -15,15 +15,13 @@ from skerry.spec.command import CommandSpec, RunResult
 from skerry.spec.files import FileInfo
 from skerry.spec.layers import LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.wire.batch import BatchCreate, BatchDelete, BatchEvent, BatchResult
 from skerry.wire.control import DrainBody, DrainState, NodeUsage, SandboxChange
 from skerry.wire.http import (
     JSON,
     MSGPACK,
     OWNER_HEADER,
     STREAM,
-    BatchCreate,
-    BatchDelete,
-    BatchResult,
     ClientEvent,
     CommitBody,
     DebianBody,
@@ -92,7 +90,14 @@ def _seconds(high: int) -> dict[str, Any]:
 ROUTES: Final[tuple[Route, ...]] = (
     Route("GET", "/v1/health", "The node's own view; needs no token.", answer=Health),
     Route("GET", "/v1/openapi.json", "This document.", answer=dict[str, Any]),
-    Route("POST", "/v1/sandboxes", "Makes a sandbox.", SandboxSpec, SandboxInfo),
+    Route(
+        "POST",
+        "/v1/sandboxes",
+        "Makes a sandbox.",
+        SandboxSpec,
+        SandboxInfo,
+        params=(Param("wait", _seconds(60), "waits that long for room; 0"),),
+    ),
     Route(
         "GET",
         "/v1/sandboxes",
@@ -106,7 +111,14 @@ ROUTES: Final[tuple[Route, ...]] = (
             Param("cursor", _STRING, "of the page before"),
         ),
     ),
-    Route("POST", "/v1/sandboxes/batch", "Makes many.", BatchCreate, BatchResult),
+    Route(
+        "POST",
+        "/v1/sandboxes/batch",
+        "Makes many.",
+        BatchCreate,
+        BatchResult,
+        params=(Param("stream", _FLAG, "1: the answer is a stream of BatchEvent instead"),),
+    ),
     Route("POST", "/v1/sandboxes/batch/delete", "Destroys many.", BatchDelete, BatchResult),
     Route("GET", _BASE, "What a sandbox is.", answer=SandboxInfo),
     Route(
@@ -252,7 +264,7 @@ ROUTES: Final[tuple[Route, ...]] = (
 
 
 def _types() -> list[Any]:
-    found: list[Any] = [ErrorBody, StreamEvent]
+    found: list[Any] = [ErrorBody, StreamEvent, BatchEvent]
     for route in ROUTES:
         for kind in (route.body, route.answer, *route.socket):
             if kind is not None and not isinstance(kind, str) and kind not in found:
@@ -275,7 +287,8 @@ def document(version: str) -> dict[str, Any]:
         "info": {
             "title": "Skerry node",
             "version": version,
-            "description": f"{STREAM}: u32 little-endian length and a msgpack StreamEvent, repeated."
+            "description": f"{STREAM}: u32 little-endian length and a msgpack StreamEvent (of a "
+            "batch: BatchEvent), repeated."
             f" {OWNER_HEADER} names the owner of an undetached sandbox.",
         },
         "paths": paths,

@@ -159,4 +159,4 @@ async def test_command_that_ends_after_its_sandbox_was_forgotten_is_answered(sta
             await asyncio.wait_for(run, 5)
         assert node.ledger._journal.subjects() == []
         await instance.destroy()
-        node.admission.sandboxes -= 1
+        node.admission.release(sandbox.id)

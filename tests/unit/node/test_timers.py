@@ -10,6 +10,7 @@ from node_stand import settle
 from skerry.errors import InvalidRequest
 from skerry.node.admission import Admission
 from skerry.node.config import Limits, NodeConfig, tcp_address
+from skerry.node.shortage import Claim
 from skerry.node.timers import Timers
 
 
@@ -46,12 +47,12 @@ async def test_cancelled_timers_do_not_pile_up(manual) -> None:
 
 
 async def test_cancelled_waiter_gives_its_place_to_the_next(manual) -> None:
-    admission = Admission(Limits(creates_in_flight_max=1), manual, memory=lambda: 1 << 60)
+    admission = Admission(Limits(creates_in_flight_max=1), manual, Timers(manual))
     order = []
     gate = asyncio.Event()
 
     async def one(name: str, hold: asyncio.Event | None = None) -> None:
-        async with admission.place():
+        async with admission.place(Claim(name)):
             order.append(name)
             if hold is not None:
                 await hold.wait()

@@ -137,6 +137,11 @@ class ContainerBackend:
         """Destroys what no `recover` claimed."""
         return await recovery.sweep(self.parts)
 
+    def daemons(self) -> tuple[tuple[str, int], ...]:
+        """The launcher."""
+        process = None if self._parts is None else self._parts.process
+        return () if process is None or not process.pid else (("launcher", process.pid),)
+
     def _prepare_places(self) -> uppers.UpperPlan:
         for path in (self.places.state_dir, self.places.run_dir, f"{self.places.run_dir}/i"):
             os.makedirs(path, mode=0o700, exist_ok=True)

@@ -6,10 +6,9 @@ from skerry.node.server.exchange import Body
 from skerry.spec.command import CommandSpec
 from skerry.spec.limits import MIB, STDIN_BYTES_MAX
 from skerry.spec.sandbox import SandboxSpec
+from skerry.wire.batch import BatchCreate, BatchDelete
 from skerry.wire.control import DrainBody, SandboxChange
 from skerry.wire.http import (
-    BatchCreate,
-    BatchDelete,
     ClientEvent,
     CommitBody,
     DebianBody,

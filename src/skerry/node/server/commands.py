@@ -16,6 +16,7 @@ from skerry.node.server.bodies import COMMAND, SIGNAL
 from skerry.node.server.exchange import Exchange
 from skerry.node.views import View
 from skerry.spec import ids
+from skerry.wire.batch import BatchEvent
 from skerry.wire.http import STREAM, StreamEvent
 
 WAIT_MAX_S = 600.0
@@ -23,7 +24,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _length = struct.Struct("<I").pack
 
 
-def frame(event: StreamEvent) -> bytes:
+def frame(event: StreamEvent | BatchEvent) -> bytes:
     """Returns one event as it stands in a stream."""
     data = _encode(event)
     return _length(len(data)) + data

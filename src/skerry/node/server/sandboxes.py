@@ -4,33 +4,80 @@ from __future__ import annotations
 
 import asyncio
 
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, SkerryError
+from skerry.node.batch import Batch
 from skerry.node.node import Node
 from skerry.node.server.bodies import BATCH_CREATE, BATCH_DELETE, CHANGE, SANDBOX
+from skerry.node.server.commands import frame, watched
 from skerry.node.server.exchange import Exchange
 from skerry.spec.sandbox import SandboxInfo, State
-from skerry.wire.http import OWNER_HEADER
+from skerry.wire.batch import BatchEvent, BatchItem
+from skerry.wire.http import OWNER_HEADER, STREAM, ErrorBody
 
 WAIT_MAX_S = 600.0
+ROOM_WAIT_MAX_S = 60.0  # a client that would wait longer asks again
 _OWNER = OWNER_HEADER.encode()
 
 
 async def create(node: Node, exchange: Exchange) -> None:
     """POST /v1/sandboxes."""
+    wait_s = 0.0
+    if exchange.scope["query_string"]:
+        exchange.allow("wait")
+        wait_s = exchange.seconds("wait", 0.0, high=ROOM_WAIT_MAX_S)
     spec = await exchange.body(SANDBOX)
-    sandbox = await node.lives.create(spec, owner=exchange.header(_OWNER))
+    sandbox = await node.lives.create(
+        spec,
+        owner=exchange.header(_OWNER),
+        tenant=exchange.tenant,
+        wait_s=wait_s,
+        gone=exchange.wait_gone,
+    )
     await exchange.reply(sandbox.info())
 
 
 async def create_batch(node: Node, exchange: Exchange) -> None:
     """POST /v1/sandboxes/batch."""
+    exchange.allow("stream")
     body = await exchange.body(BATCH_CREATE)
-    await exchange.reply(await node.batches.create(body, owner=exchange.header(_OWNER)))
+    batch = node.batches.open(body, owner=exchange.header(_OWNER), tenant=exchange.tenant)
+    async with watched(exchange, batch.leave):
+        if exchange.flag("stream"):
+            await _stream_batch(node, exchange, batch)
+        else:
+            await exchange.reply(await node.batches.collect(batch))
+
+
+async def _stream_batch(node: Node, exchange: Exchange, batch: Batch) -> None:
+    """Tells of members as they come. An error before the first is answered with its status."""
+    writing = asyncio.Lock()
+
+    async def write(event: BatchEvent) -> None:
+        async with writing:
+            if not exchange.started:
+                await exchange.open_stream(STREAM)
+            await exchange.write(frame(event))
+
+    async def tell(index: int, item: BatchItem) -> None:
+        await write(BatchEvent(index=index, item=item))
+
+    try:
+        end = await node.batches.run(batch, tell)
+    except SkerryError as error:
+        if not exchange.started:
+            raise
+        await write(BatchEvent(error=ErrorBody.of(error)))
+    else:
+        await write(BatchEvent(end=end))
+    await exchange.close_stream()
 
 
 async def delete_batch(node: Node, exchange: Exchange) -> None:
     """POST /v1/sandboxes/batch/delete."""
     body = await exchange.body(BATCH_DELETE)
+    if body.key is not None:
+        await exchange.reply(await node.batches.undo(body.key, body.keep))
+        return
     await exchange.reply(await node.batches.delete(body.ids))
 
 

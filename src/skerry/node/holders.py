@@ -1,0 +1,79 @@
+"""Who holds a node's places: for fair turns, and for an answer that says why there is none."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from typing import Any, NamedTuple
+
+SHOWN = 3
+LOOKED_AT = 64
+FRESH = 64
+JOB_LABEL = "job"
+
+
+class Holder(NamedTuple):
+    """On whose behalf a sandbox is made. `tenant` tells tokens apart; "" is the unix socket."""
+
+    tenant: str = ""
+    owner: str | None = None
+    job: str | None = None
+
+    @property
+    def flow(self) -> str:
+        """Its turn in queues: its owner connection; without one, its token and label `job`."""
+        if self.owner is not None:
+            return f"owner {self.owner}"
+        return f"token {self.tenant} job {self.job or ''}"
+
+    def told_to(self, other: Holder) -> str:
+        """Returns its name for someone else's eyes: names of other tokens' jobs stay theirs.
+
+        An owner's name would let its reader act as that owner, so only its beginning is shown.
+        """
+        if self.tenant != other.tenant:
+            return "another token"
+        if self.job:
+            return f"job {self.job[:64]}"
+        if self.owner is not None:
+            return f"owner {self.owner[:6]}..."
+        return "no owner and no label job"
+
+
+class Holders:
+    """Counts places by holder. The order of the biggest is at most FRESH changes old."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Holder] = Counter()
+        self._biggest: list[Holder] = []
+        self._changes = FRESH
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, holder: Holder) -> None:
+        """It has one more."""
+        self._counts[holder] += 1
+        self._changes += 1
+
+    def remove(self, holder: Holder) -> None:
+        """It has one less; a holder of none is forgotten."""
+        self._counts[holder] -= 1
+        self._changes += 1
+        if self._counts[holder] <= 0:
+            del self._counts[holder]
+
+    def of(self, holder: Holder) -> int:
+        """Returns how many it holds."""
+        return self._counts.get(holder, 0)
+
+    def told_to(self, other: Holder) -> list[dict[str, Any]]:
+        """Returns the biggest holders as one of them may see them; nothing tells tokens apart."""
+        if self._changes >= FRESH:  # thousands of refusals a second must not sort thousands
+            self._changes = 0
+            self._biggest = heapq.nlargest(LOOKED_AT, self._counts, key=self._counts.__getitem__)
+        merged: Counter[str] = Counter()
+        for holder in self._biggest:
+            merged[holder.told_to(other)] += self._counts.get(holder, 0)
+        told = [{"who": who, "sandboxes": count} for who, count in merged.most_common(SHOWN)]
+        return [*told, {"who": "you", "sandboxes": self.of(other)}]

@@ -1,0 +1,62 @@
+"""The lag of the event loop is counted, and what held it up is named."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from skerry.node.loopwatch import BEAT_S, BOUNDS_S, LoopWatch, where
+
+
+class Now:
+    def __init__(self) -> None:
+        self.value = 100.0
+
+    def __call__(self) -> float:
+        return self.value
+
+
+def test_late_beats_are_counted_by_their_lag() -> None:
+    now = Now()
+    watch = LoopWatch(now)
+    for lag in (0.0, 0.0, 0.02, 4.0):
+        now.value += BEAT_S + lag
+        watch.beat()
+    assert sum(watch.beats) == 4
+    assert watch.beats[0] == 2
+    assert watch.beats[BOUNDS_S.index(0.025)] == 1
+    assert watch.beats[BOUNDS_S.index(5.0)] == 1
+    assert round(watch.gauges()["loop_lag_seconds_max"], 6) == 4.0
+    assert round(watch.last_s, 6) == 4.0
+    now.value += BEAT_S
+    watch.beat()
+    assert watch.last_s < 0.001
+
+
+async def test_beat_that_is_due_counts_before_it_comes() -> None:
+    now = Now()
+    watch = LoopWatch(now)
+    assert watch.lag() == 0.0
+    async with watch.watching():
+        now.value += BEAT_S + 2.0
+        assert round(watch.lag(), 6) == 2.0
+    assert watch.lag() == 0.0
+
+
+async def test_what_blocks_the_loop_is_named() -> None:
+    watch = LoopWatch()
+    async with watch.watching():
+        await asyncio.sleep(0)
+        deadline = time.monotonic() + 20
+        while watch.slow is None and time.monotonic() < deadline:  # blocks the loop on purpose
+            time.sleep(0.01)  # noqa: ASYNC251
+        await asyncio.sleep(0.01)
+    assert watch.slow is not None
+    assert "test_loopwatch.py" in watch.slow
+    assert watch.worst_s > 0.2
+
+
+def test_innermost_line_of_ours_is_named() -> None:
+    import sys
+
+    assert "test_loopwatch.py" in where(sys._getframe())
