@@ -23,8 +23,8 @@ from skerry.guest.output import MemorySink
 from skerry.node import command, ledger
 from skerry.node.answers import past_of
 from skerry.node.clock import sleep
+from skerry.node.creation import claim_of
 from skerry.node.link import RECONNECT_S, Link
-from skerry.node.lives import claim_of
 from skerry.node.node import Node
 from skerry.node.operation import Op, Past
 from skerry.node.sandbox import HANDLES_BLOCK, Sandbox

@@ -153,7 +153,7 @@ async def test_command_that_ends_after_its_sandbox_was_forgotten_is_answered(sta
         )
         await settle()
         link, instance = sandbox.link, sandbox.instance
-        node.lives._forget(sandbox)  # as when it did not settle in time
+        node.lives.forget(sandbox)  # as when it did not settle in time
         await link.end(SandboxFailed("it was deleted"))
         with pytest.raises(SandboxFailed, match="deleted"):
             await asyncio.wait_for(run, 5)

@@ -1,0 +1,189 @@
+"""How a sandbox comes to be: checked, admitted, recorded, made; or undone without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from skerry.backends.api import Backend, CreateRequest
+from skerry.errors import Conflict, InvalidRequest, SandboxFailed, SkerryError
+from skerry.lifecycle.table import Event
+from skerry.node import ledger
+from skerry.node.admission import Gone
+from skerry.node.holders import JOB_LABEL, Holder
+from skerry.node.parts import Parts
+from skerry.node.sandbox import Sandbox
+from skerry.node.shortage import Claim
+from skerry.spec import limits
+from skerry.spec.layers import RootfsPlan
+from skerry.spec.sandbox import SandboxSpec, State
+
+if TYPE_CHECKING:
+    from skerry.node.lives import Lives
+
+
+class Creation:
+    """The first part of a sandbox's life; `lives` has the rest."""
+
+    def __init__(self, parts: Parts, lives: Lives) -> None:
+        self._lives = lives
+        self._clock = parts.clock
+        self._tasks = parts.tasks
+        self._identity = parts.identity
+        self._sandboxes = parts.sandboxes
+        self._admission = parts.admission
+        self._ledger = parts.ledger
+        self._images = parts.images
+        self._backends = parts.backends
+        self._owners = parts.owners
+
+    async def create(
+        self,
+        spec: SandboxSpec,
+        *,
+        owner: str | None = None,
+        tenant: str = "",
+        wait_s: float = 0.0,
+        gone: Gone | None = None,
+        bounded: bool = True,
+        reserved: list[str] | None = None,
+    ) -> Sandbox:
+        """Returns a running sandbox, or the one that its key names already.
+
+        Waits for room for up to `wait_s` seconds, unless `gone` returns before (the client has
+        left). `reserved` names claims of which this one takes one. Raises InvalidRequest,
+        NotFound (no such layer), Conflict (the key names another spec), Overloaded, SandboxFailed,
+        Unavailable; then nothing is left.
+        """
+        _check(spec)
+        if spec.key is not None:
+            known = await self._known(spec.key)
+            if known is not None:
+                return await self._join(known, spec)
+        backend = self._backends.get(spec.backend)
+        if backend is None:
+            names = ", ".join(sorted(self._backends))
+            raise InvalidRequest(f"backend: {spec.backend[:80]!r} is none of {names}")
+        holder = Holder(tenant, owner, spec.labels.get(JOB_LABEL))
+        owner = self._owners.admit(owner, detached=spec.detached)
+        admission, wall, monotonic = self._admission, self._clock.wall(), self._clock.monotonic()
+        sandbox = Sandbox(self._identity.sandbox_id(), spec, (), wall, wall, monotonic, owner=owner)
+        claim = claim_of(sandbox)._replace(holder=holder)
+        if reserved:
+            admission.swap(reserved.pop(), claim)
+        else:
+            sandbox.waits = admission.ask(claim, wait_s=wait_s, priority=spec.priority)
+        self._sandboxes.add(sandbox)
+        self._owners.add(sandbox)
+        try:
+            if sandbox.waits is not None:
+                await admission.until_admitted(sandbox.waits, gone)
+                sandbox.waits = None
+            async with admission.place(claim, priority=spec.priority, bounded=bounded, gone=gone):
+                _check_wanted(sandbox)
+                plan, sandbox.digests = await self._images.plan(spec)
+                await self._make(sandbox, backend, plan, monotonic)
+        except BaseException as error:
+            cleaning = self._create_failed(sandbox, error)
+            if cleaning is not None and isinstance(error, SkerryError):
+                await asyncio.shield(cleaning)
+            raise
+        self._created(sandbox)
+        return sandbox
+
+    async def _known(self, key: str) -> Sandbox | None:
+        """Returns what the key names; one that is being deleted is waited for, and named no more."""
+        while (known := self._sandboxes.by_key.get(key)) is not None and known.deleting:
+            await known.changed()
+        return known
+
+    async def _join(self, known: Sandbox, spec: SandboxSpec) -> Sandbox:
+        if msgspec.msgpack.encode(known.asked_spec) != msgspec.msgpack.encode(spec):
+            raise Conflict(f"the key {spec.key!r} names {known.id}, made from another spec")
+        while known.state is State.CREATING and not known.gone:
+            await known.changed()
+        if known.gone:
+            raise known.end_error or SandboxFailed("the create that this one joined was undone")
+        return known
+
+    async def _make(
+        self, sandbox: Sandbox, backend: Backend, plan: RootfsPlan, began: float
+    ) -> None:
+        spec = sandbox.spec
+        self._ledger.append(
+            sandbox.id, ledger.Began(spec, sandbox.digests, sandbox.created, sandbox.owner)
+        )
+        instance = await backend.create(
+            CreateRequest(
+                instance_id=sandbox.id,
+                rootfs=plan,
+                hostname=spec.hostname,
+                cpu=spec.cpu,
+                memory_bytes=spec.memory_bytes,
+                pids=spec.pids,
+                nofile=spec.nofile,
+                shm_bytes=spec.shm_bytes,
+                disk_bytes=spec.disk_bytes,
+                env=spec.env,
+                cpu_class=spec.cpu_class,
+                cpu_weight=spec.cpu_weight,
+                cpu_burst=spec.cpu_burst,
+            )
+        )
+        sandbox.instance = instance
+        link = self._lives.link(sandbox)
+        await link.connect()
+        sandbox.link = link
+        sandbox.create_ms = round((self._clock.monotonic() - began) * 1000, 3)
+        self._ledger.append(sandbox.id, ledger.Made(instance.record(), sandbox.create_ms))
+
+    def _created(self, sandbox: Sandbox) -> None:
+        sandbox.touch(self._clock.wall(), self._clock.monotonic())
+        self._lives.deadlines.arm(sandbox)
+        _, ready = self._lives.feed(sandbox, Event.CREATED)
+        for event in ready:
+            self._tasks.spawn(self._lives.drive(sandbox, event))
+
+    def _create_failed(self, sandbox: Sandbox, error: BaseException) -> asyncio.Task[None] | None:
+        """Undoes what a failed create left; whoever joined it gets the same error."""
+        sandbox.reason = str(error) or type(error).__name__
+        if isinstance(error, SkerryError):
+            sandbox.end_error = type(error)(error.message, **error.fields)
+        self._lives.feed(sandbox, Event.CREATE_FAILED)
+        if sandbox.instance is None:
+            self._admission.release(sandbox.id)
+            self._lives.forget(sandbox)
+            return None
+        # the backend made it, and its agent did not answer
+        return self._tasks.spawn(self._lives.delete_quietly(sandbox))
+
+
+def claim_of(sandbox: Sandbox) -> Claim:
+    """Returns what a sandbox asks of the node."""
+    spec = sandbox.spec
+    holder = Holder("", sandbox.owner, spec.labels.get(JOB_LABEL))
+    return Claim(sandbox.id, holder, spec.memory_bytes, spec.pids)
+
+
+def unwanted() -> SkerryError:
+    """Returns what a create is told whose sandbox was deleted before it was made."""
+    return SandboxFailed("it was deleted while it waited to be made")
+
+
+def _check_wanted(sandbox: Sandbox) -> None:
+    if sandbox.deleting:
+        raise unwanted()
+
+
+def _check(spec: SandboxSpec) -> None:
+    """Raises InvalidRequest unless the whole spec can be carried out."""
+    spec.check()
+    for what, value in (("user", spec.user), ("workdir", spec.workdir or "/")):
+        if not value or "\x00" in value or len(value.encode()) > limits.PATH_BYTES_MAX:
+            raise InvalidRequest(f"{what} is empty, too long or holds a NUL")
+    if spec.workdir is not None and not spec.workdir.startswith("/"):
+        raise InvalidRequest(f"workdir: {spec.workdir[:80]!r} is not absolute")
+    if any("\x00" in text for pair in spec.labels.items() for text in pair):
+        raise InvalidRequest("labels: a NUL in a name or a value")
