@@ -123,6 +123,18 @@ def test_v1_memsw_is_raised_first_and_lowered_last():
     assert "pids.max" not in up
 
 
+@pytest.mark.parametrize("before", [1 << 20, 1 << 40, -1])
+def test_v1_memsw_is_never_the_lower_one_whatever_an_adopted_slot_had(before):
+    """A restarted node does not know what the slot of an adopted instance is set to."""
+    limits = {"memory.limit_in_bytes": before, "memory.memsw.limit_in_bytes": before}
+    for step in groups_of(v1(), "n").limit(1, None, SMALL):
+        _, path, value = step.split(" ")
+        limits[path.rsplit("/", 1)[1]] = int(value)
+        plain, swap = limits["memory.limit_in_bytes"], limits["memory.memsw.limit_in_bytes"]
+        assert swap == -1 or (plain != -1 and swap >= plain), step
+    assert limits["memory.limit_in_bytes"] == limits["memory.memsw.limit_in_bytes"] == 64 << 20
+
+
 def test_v1_without_swap_accounting_writes_no_memsw():
     steps = groups_of(v1(memsw=False), "n").limit(1, None, SMALL)
     assert not any("memsw" in step for step in steps)

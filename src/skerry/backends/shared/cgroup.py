@@ -268,6 +268,8 @@ class V1:
             plain = f"write {memory}/memory.limit_in_bytes {new.memory_bytes}"
             swap = f"write {memory}/memory.memsw.limit_in_bytes {new.memory_bytes}"
             lowered = old is None or new.memory_bytes < old.memory_bytes
+            if old is None and self._memsw:  # what it had may be lower or higher
+                steps.append(f"write {memory}/memory.memsw.limit_in_bytes -1")
             steps += [plain] if not self._memsw else [plain, swap] if lowered else [swap, plain]
         if old is None or old.pids != new.pids:
             steps.append(f"write {pids}/pids.max {new.pids}")
