@@ -78,6 +78,10 @@ struct launcher {
 	struct sock_fprog filter;
 	uint32_t masks;
 	struct watch listener, client;
+	struct watch orphan; /* a timer that runs while no node is connected; -1: none is asked for */
+	unsigned orphan_s;
+	const char *keep_dir; /* files of instances that outlive the node; NULL: none does */
+	bool orphaned;
 	uint64_t connection;
 	struct instance *instances[BUCKETS];
 	struct slot *slots[BUCKETS];
@@ -112,6 +116,12 @@ void send_event(struct launcher *l, uint8_t type, struct builder *b);
 /* The one buffer of answers, emptied. */
 struct builder *answer(void);
 void log_line(const struct launcher *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* orphan.c: without a node for orphan_s seconds, what is not kept ends, and then the launcher */
+int orphan_open(struct launcher *l);
+void orphan_arm(struct launcher *l);
+void orphan_disarm(struct launcher *l);
+void orphan_clear(const struct launcher *l);
 
 /* mountns.c */
 int mountns_enter(struct launcher *l, struct failure *f);

@@ -213,10 +213,10 @@ int job_start(struct loop *l, int (*work)(void *arg, struct job_result *r), void
 	}
 	err = pid < 0 ? pid : loop_watch(l, &j->watch, pidfd, EPOLLIN);
 	if (err < 0) {
-		if (pidfd >= 0) {
-			sys_pidfd_kill(pidfd);
+		if (pid > 0)
+			sys_kill_and_reap(pid);
+		if (pidfd >= 0)
 			close(pidfd);
-		}
 		close(pair[0]);
 		close(pair[1]);
 		free(j);

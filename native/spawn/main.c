@@ -26,6 +26,7 @@ static int usage(void)
 {
 	fprintf(stderr, "usage: skerry-spawn --run DIR --state DIR [--bind DIR]... --cgroup DIR... "
 			"--init FILE [--log FILE] [--foreground]\n"
+			"       [--orphan-after SECONDS [--keep DIR]]\n"
 			"       skerry-spawn --dry-run < FRAMES\n");
 	return 2;
 }
@@ -35,6 +36,7 @@ static int parse(struct launcher *l, struct arguments *a, int argc, char **argv)
 	static const struct option options[] = {
 		{"run", 1, NULL, 'r'}, {"state", 1, NULL, 's'}, {"bind", 1, NULL, 'b'},
 		{"cgroup", 1, NULL, 'c'}, {"init", 1, NULL, 'i'}, {"log", 1, NULL, 'l'},
+		{"orphan-after", 1, NULL, 'o'}, {"keep", 1, NULL, 'k'},
 		{"foreground", 0, NULL, 'f'}, {"dry-run", 0, NULL, 'd'}, {"fail-at", 1, NULL, 'x'},
 		{NULL, 0, NULL, 0}};
 	bool ok = true;
@@ -59,6 +61,14 @@ static int parse(struct launcher *l, struct arguments *a, int argc, char **argv)
 			break;
 		case 'l':
 			l->log_file = optarg;
+			break;
+		case 'o':
+			l->orphan_s = (unsigned)strtoul(optarg, NULL, 10);
+			ok = ok && l->orphan_s;
+			break;
+		case 'k':
+			l->keep_dir = optarg;
+			ok = ok && path_clean(optarg);
 			break;
 		case 'f':
 			a->foreground = true;
@@ -148,7 +158,10 @@ static int prepare(struct launcher *l, const char *init, struct failure *f)
 	l->loop.base = (unsigned)l->upper_place + 1;
 	upper_recover(l);
 	err = serve_open(l);
-	return err ? fail(f, "listen", err, "%s/spawn.sock", l->run_dir) : 0;
+	if (err)
+		return fail(f, "listen", err, "%s/spawn.sock", l->run_dir);
+	err = orphan_open(l);
+	return err ? fail(f, "timer", err, "orphan") : 0;
 }
 
 /* Goes into the background, unless told not to; the parent ends when the socket listens. The end of
@@ -189,6 +202,7 @@ static void finish(struct launcher *l)
 	instances_stop_all(l);
 	layers_unmount(l);
 	upper_close(l);
+	orphan_clear(l);
 	mountns_leave(l);
 	snprintf(path, sizeof(path), "%s/spawn.sock", l->run_dir);
 	unlink(path);
@@ -196,7 +210,7 @@ static void finish(struct launcher *l)
 
 int main(int argc, char **argv)
 {
-	static struct launcher l = {.log = STDERR_FILENO, .upper_fd = -1};
+	static struct launcher l = {.log = STDERR_FILENO, .upper_fd = -1, .orphan.fd = -1};
 	struct arguments a = {0};
 	struct failure f = {0};
 	int ready;

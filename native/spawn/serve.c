@@ -2,6 +2,7 @@
 #include "launcher.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +30,26 @@ int fail(struct failure *f, const char *step, int error, const char *format, ...
 	return error;
 }
 
+/* Two files of this size are the most that the log takes. */
+static void log_turn(const struct launcher *l)
+{
+	enum { LOG_MAX = 1 << 20 };
+	char old[PATH_TEXT_MAX + 16];
+	struct stat st;
+	int fresh;
+
+	if (!l->log_file || fstat(l->log, &st) < 0 || st.st_size < LOG_MAX)
+		return;
+	snprintf(old, sizeof(old), "%s.1", l->log_file);
+	fresh = rename(l->log_file, old) < 0
+			? -1
+			: open(l->log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	if (fresh < 0 || dup3(fresh, l->log, O_CLOEXEC) < 0)
+		(void)!ftruncate(l->log, 0);
+	if (fresh >= 0)
+		close(fresh);
+}
+
 void log_line(const struct launcher *l, const char *format, ...)
 {
 	char text[512], when[32] = "";
@@ -41,6 +62,7 @@ void log_line(const struct launcher *l, const char *format, ...)
 	va_end(args);
 	if (gmtime_r(&now, &tm))
 		strftime(when, sizeof(when), "%Y-%m-%dT%H:%M:%SZ", &tm);
+	log_turn(l);
 	dprintf(l->log, "%s skerry-spawn: %s\n", when, text);
 }
 
@@ -66,6 +88,7 @@ static void send_frame(struct launcher *l, uint8_t type, uint32_t id, const stru
 	if (send(l->client.fd, out, FRAME_HEADER + b->used, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
 		log_line(l, "client: send: %s", strerror(errno));
 		loop_close(&l->loop, &l->client);
+		orphan_arm(l);
 	}
 }
 
@@ -210,6 +233,7 @@ static void client_ready(struct watch *w, uint32_t events)
 		if (n > 0)
 			log_line(l, "client: bad frame of %zd bytes", n);
 		loop_close(&l->loop, w);
+		orphan_arm(l);
 		return;
 	}
 	err = request_parse(&f, packet + FRAME_HEADER, &r, &where);
@@ -238,9 +262,12 @@ static void listener_ready(struct watch *w, uint32_t events)
 		return;
 	}
 	loop_close(&l->loop, &l->client);
+	orphan_disarm(l);
 	l->connection++;
-	if (loop_watch(&l->loop, &l->client, fd, EPOLLIN))
+	if (loop_watch(&l->loop, &l->client, fd, EPOLLIN)) {
 		close(fd);
+		orphan_arm(l);
+	}
 }
 
 int serve_open(struct launcher *l)

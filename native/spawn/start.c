@@ -56,9 +56,9 @@ static int clone_child(struct instance *i, const char *group)
 	err = i->pid < 0 ? i->pid : pidfd < 0 ? pidfd : loop_watch(&i->launcher->loop, &i->death, pidfd, EPOLLIN);
 	if (!err)
 		return 0;
-	/* Without a watch the process must not stay. Its end is not waited for. */
+	/* Without a watch the process must not stay, nor its zombie: a killed child ends in microseconds. */
 	if (i->pid > 0)
-		kill(i->pid, SIGKILL);
+		sys_kill_and_reap(i->pid);
 	loop_close(&i->launcher->loop, &i->status);
 	return err;
 }

@@ -145,6 +145,13 @@ int sys_execveat(int fd, char *const argv[], char *const envp[])
 	return result(syscall(__NR_execveat, fd, "", argv, envp, AT_EMPTY_PATH));
 }
 
+void sys_kill_and_reap(pid_t pid)
+{
+	kill(pid, SIGKILL);
+	while (waitid(P_PID, (id_t)pid, NULL, WEXITED) < 0 && errno == EINTR)
+		;
+}
+
 int sys_reap(int pidfd, int *status)
 {
 	siginfo_t info = {.si_pid = 0};

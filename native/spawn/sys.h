@@ -70,6 +70,8 @@ int sys_close_range(unsigned first, unsigned last, bool unshare);
 int sys_execveat(int fd, char *const argv[], char *const envp[]);
 /* Reaps the child behind pidfd without blocking; its wait status, or -EAGAIN, -ECHILD. */
 int sys_reap(int pidfd, int *status);
+/* For a child that nobody watches: it is gone when this returns. */
+void sys_kill_and_reap(pid_t pid);
 
 int open_at(int dir, const char *path, int flags);
 int write_file(int dir, const char *path, const char *value);

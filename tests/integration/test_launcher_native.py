@@ -341,3 +341,44 @@ def test_plan_is_printed_without_privilege(tmp_path: Path) -> None:
     assert text.index("/layers/high") < text.index("/layers/low")
     assert "uid and gid 77" in text
     assert "owned by 200000" in text
+
+
+def test_log_is_bounded(make: Callable[..., Launcher]) -> None:
+    launcher = make(san=True)
+    launcher.run.mkdir(mode=0o700)
+    log, old = launcher.run / "spawn.log", launcher.run / "spawn.log.1"
+    for _ in range(2):  # the second time there is an older one, which goes
+        log.write_bytes(b"x" * (1 << 20))
+        launcher.begin("--log", str(log))
+        launcher.prepare()
+        launcher.failure(launcher.plan("a", 7))
+        launcher.failure(launcher.plan("b", 7))
+        assert log.stat().st_size < 2000
+        assert log.read_text().count("\n") == 2
+        assert old.stat().st_size == 1 << 20
+        launcher.ok(plan.Shutdown())
+        assert launcher.process.wait(20) == 0
+    log.unlink()
+    old.unlink()
+    launcher.census()
+
+
+def test_without_a_client_what_is_not_kept_ends_and_then_the_launcher(
+    make: Callable[..., Launcher],
+) -> None:
+    launcher = make(san=True)
+    launcher.run.mkdir(mode=0o700)
+    keep = launcher.run / "keep"
+    keep.mkdir()
+    launcher.begin("--orphan-after", "1", "--keep", str(keep))
+    launcher.prepare(0, 1)
+    (keep / "a").touch()
+    kept, goes = launcher.start("a", 0), launcher.start("b", 1)
+    launcher.socket.close()
+    settle(lambda: not Path(f"/proc/{goes}").exists())
+    assert Path(f"/proc/{kept}").exists()
+    assert launcher.process.poll() is None
+    (keep / "a").unlink()  # it is not to be kept any more, and nobody comes back
+    assert launcher.process.wait(20) == 0
+    keep.rmdir()
+    launcher.census()

@@ -57,6 +57,7 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     cpu_class: CpuClass = CpuClass.LATENCY_SENSITIVE
     cpu_weight: int = 100
     cpu_burst: float = 0.0
+    detached: bool = False  # stays if the node goes for good; others end some time after it
 
 
 class Record(msgspec.Struct, frozen=True):

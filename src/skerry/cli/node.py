@@ -29,6 +29,7 @@ ALREADY_RUNNING = 75  # EX_TEMPFAIL: another node has the state directory; use t
 @click.option("--config", metavar="FILE", help="TOML file; keys as in docs/guide/cli.md.")
 @click.option("--state", metavar="DIR", help="State directory [/var/lib/skerry].")
 @click.option("--run", "run_dir", metavar="DIR", help="Run directory [/run/skerry].")
+@click.option("--log", "log_file", metavar="FILE", help="Log there, in bounded size [stderr].")
 @click.option("--name", metavar="NAME", help="Five characters of a-z2-7 [drawn once].")
 @click.pass_obj
 def node(
@@ -41,6 +42,7 @@ def node(
     config: str | None,
     state: str | None,
     run_dir: str | None,
+    log_file: str | None,
     name: str | None,
 ) -> int:
     """Run a node in the foreground, until SIGTERM or Ctrl-C.
@@ -48,13 +50,6 @@ def node(
     Its sandboxes outlive it and are taken over by the next start. Exit status 75: another node has
     the state directory.
     """
-    import logging
-
-    logging.basicConfig(
-        level=logging.WARNING if app.quiet else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells of every connection
     settings = Settings(
         state_dir=state or app.settings.state_dir, run_dir=run_dir or app.settings.run_dir
     )
@@ -66,8 +61,12 @@ def node(
             "embedded": embedded or None,
             "tcp": listen,
             "tokens": read_tokens(token_file) if token_file else None,
+            "log_file": os.path.abspath(log_file) if log_file else None,
         },
     )
+    from skerry.cli.log import start_logging
+
+    start_logging(quiet=app.quiet, log_format=made.log_format, log_file=made.log_file)
     if name is not None:
         claim_name(made.state_dir, name)
     app.note(f"node on {made.socket_path}" + (f" and {made.tcp}" if made.tcp else ""))

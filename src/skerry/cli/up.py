@@ -89,7 +89,7 @@ async def start_node(
     log = Path(settings.state) / "node.log"
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     argv = [sys.executable, "-m", "skerry.cli.main", "node"]
-    argv += ["--state", settings.state, "--run", settings.run]
+    argv += ["--state", settings.state, "--run", settings.run, "--log", str(log)]
     for option, value in (("--listen", listen), ("--token-file", token_file), ("--config", config)):
         if value:
             argv += [option, os.path.abspath(value) if option != "--listen" else value]

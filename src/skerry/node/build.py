@@ -139,6 +139,7 @@ def _backends(config: NodeConfig, identity: Identity) -> dict[str, Backend]:
             run_dir=os.path.join(config.run_dir, name),
             node=identity.name,
             layer_dirs=(config.store_dir,),
+            orphan_after_s=config.orphans_end_after_s,
             **config.backend_options.get(name, {}),
         )
         for name in config.backends

@@ -62,6 +62,12 @@ class NodeConfig:
     weights: dict[str, float] = field(default_factory=dict)
     embedded: bool = False  # ends with its last owner (decision 21)
     keep_on_exit: bool = True  # instances outlive an orderly end, to be adopted
+    # How long a node may be gone before what is not detached ends without it. None: for an embedded
+    # one its lease and a minute, for others for ever.
+    orphan_after_s: float | None = None
+    log_format: str = "text"  # or "json": an object a line
+    log_file: str | None = None  # of bounded size; None: standard error
+    end_within_s: float = 30.0  # of an orderly end; what is not done by then is left to the next
     lease_s: float = 30.0  # how long an owner may be away
     exit_grace_s: float = 2.0  # embedded: between the last owner's end and the daemon's
     first_owner_s: float = 60.0  # embedded: how long the first owner may let itself be waited for
@@ -70,6 +76,13 @@ class NodeConfig:
     def socket_path(self) -> str:
         """Path of the API's unix socket."""
         return self.socket or os.path.join(self.run_dir, "node.sock")
+
+    @property
+    def orphans_end_after_s(self) -> float | None:
+        """How long instances that are not detached outlive their node; None: for ever."""
+        if self.orphan_after_s is not None or not self.embedded:
+            return self.orphan_after_s
+        return self.lease_s + 60.0
 
     def check(self) -> NodeConfig:
         """Returns itself if it makes sense; raises InvalidRequest naming what does not."""
@@ -94,9 +107,15 @@ class NodeConfig:
         self.pressure.check()
         if not all(0.01 <= weight <= 100 for weight in self.weights.values()):
             raise InvalidRequest("weights: between 0.01 and 100 each")
-        for name in ("lease_s", "exit_grace_s", "first_owner_s"):
+        for name in ("lease_s", "exit_grace_s", "first_owner_s", "end_within_s"):
             if not 0 < getattr(self, name) < 86_400:
                 raise InvalidRequest(f"{name} must be above 0 and below a day")
+        if self.log_format not in ("text", "json"):
+            raise InvalidRequest(f"log_format: {self.log_format[:40]!r} is neither text nor json")
+        if self.log_file is not None and not os.path.isabs(self.log_file):
+            raise InvalidRequest("log_file must be an absolute path")
+        if self.orphan_after_s is not None and not 1 <= self.orphan_after_s < 30 * 86_400:
+            raise InvalidRequest("orphan_after_s must be between a second and 30 days")
         return self
 
 

@@ -127,6 +127,7 @@ class Creation:
                 shm_bytes=spec.shm_bytes,
                 disk_bytes=spec.disk_bytes,
                 env=spec.env,
+                detached=spec.detached,
                 cpu_class=spec.cpu_class,
                 cpu_weight=spec.cpu_weight,
                 cpu_burst=spec.cpu_burst,

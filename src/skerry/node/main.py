@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 from skerry.errors import SkerryError, Unavailable
 from skerry.node.build import build_node
@@ -22,22 +23,31 @@ from skerry.node.server.listen import Listener
 log = logging.getLogger("skerry.node")
 
 DESTROYS_AT_ONCE = 64
+CANCEL_S = 1.0  # what is cut short may take that long to notice
 
 
 async def serve(config: NodeConfig, *, ready: asyncio.Event | None = None) -> None:
     """Runs a node until SIGTERM, SIGINT, or (embedded) its last owner has gone.
+
+    The end takes `end_within_s` at most for each of its two parts; a second signal cuts it short.
+    What is not destroyed by then is left to the next start.
 
     With `keep_on_exit`, instances stay to be adopted by the next start, but for undetached ones of
     an embedded node. Raises Conflict if another daemon has the state directory, Unavailable if a
     backend cannot start or an address cannot be had.
     """
     raise_descriptors_max()
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def told() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, told)
     try:
-        async with running(build_node(config), leave=stop.set) as listener:
+        node = build_node(config)
+        async with running(node, leave=stop.set, hurry=hurry) as listener:
             log.info("node listens on %s", config.socket_path)
             if listener.tcp is not None:
                 log.info("node listens on %s port %d", *listener.tcp)
@@ -51,23 +61,25 @@ async def serve(config: NodeConfig, *, ready: asyncio.Event | None = None) -> No
 
 @asynccontextmanager
 async def running(
-    node: Node, *, leave: Callable[[], None] | None = None
+    node: Node, *, leave: Callable[[], None] | None = None, hurry: asyncio.Event | None = None
 ) -> AsyncIterator[Listener]:
     """A node that serves within the block; everything of it is ended afterwards."""
     listener = Listener(build_app(node), node.config)
-    async with alive(node):
+    hurry = hurry or asyncio.Event()
+    async with alive(node, hurry):
         if node.config.embedded and leave is not None:
             node.owners.idle = _exit(node, leave).consider
         try:
             await listener.open()
             yield listener
         finally:
-            await _destroy_doomed(node)
+            if not await _within(_destroy_doomed(node), node.config.end_within_s, hurry):
+                log.warning("%d sandboxes are left to the next start", node.admission.sandboxes)
             await listener.close()
 
 
 @asynccontextmanager
-async def alive(node: Node) -> AsyncIterator[None]:
+async def alive(node: Node, hurry: asyncio.Event | None = None) -> AsyncIterator[None]:
     """A node whose parts work within the block; what earlier processes left is taken over first."""
     started: list[str] = []
     async with node.loop_watch.watching():
@@ -81,7 +93,23 @@ async def alive(node: Node) -> AsyncIterator[None]:
             await recover(node)
             yield
         finally:
-            await _end_parts(node, started)
+            await _end_parts(node, started, hurry)
+
+
+async def _within(work: Coroutine[Any, Any, None], seconds: float, hurry: asyncio.Event) -> bool:
+    """Returns whether the work was done before the time was over, or there was a hurry."""
+    task, cut = asyncio.ensure_future(work), asyncio.ensure_future(hurry.wait())
+    try:
+        await asyncio.wait((task, cut), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        cut.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,), timeout=CANCEL_S)
 
 
 def _exit(node: Node, leave: Callable[[], None]) -> Exit:
@@ -112,20 +140,22 @@ async def _destroy_doomed(node: Node) -> None:
     await asyncio.gather(*map(destroy, doomed))
 
 
-async def _end_parts(node: Node, started: list[str]) -> None:
+async def _end_parts(node: Node, started: list[str], hurry: asyncio.Event | None = None) -> None:
     """Ends the parts in order. Commands under way are left as they are, for the next start."""
+    within, hurry = node.config.end_within_s, hurry or asyncio.Event()
     node.timers.close()
-    await node.tasks.close()
+    await _within(node.tasks.close(), within, hurry)
     for sandbox in node.sandboxes:
         if sandbox.link is not None:
             await sandbox.link.end(Unavailable("the node is ending"))
         for op in sandbox.under_way():
             op.sink.detach()
     # What instances share (launcher, mounts, pools) stays only for instances that stay.
-    keep = node.config.keep_on_exit and node.lives.any_live()
+    keep = node.lives.any_live()
     for name in started:
         try:
-            await node.backends[name].close(keep_instances=keep)
+            if not await _within(node.backends[name].close(keep_instances=keep), within, hurry):
+                log.warning("backend %s did not end in time", name)
         except SkerryError:
             log.exception("backend %s did not end well", name)
     node.ledger.close()

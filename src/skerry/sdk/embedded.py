@@ -75,6 +75,8 @@ def _start(state_dir: str, run_dir: str, log: Path) -> subprocess.Popen[bytes]:
                 state_dir,
                 "--run",
                 run_dir,
+                "--log",
+                str(log),
             ],
             stdin=subprocess.DEVNULL,
             stdout=output,

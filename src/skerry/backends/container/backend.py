@@ -143,7 +143,8 @@ class ContainerBackend:
         return () if process is None or not process.pid else (("launcher", process.pid),)
 
     def _prepare_places(self) -> uppers.UpperPlan:
-        for path in (self.places.state_dir, self.places.run_dir, f"{self.places.run_dir}/i"):
+        run = self.places.run_dir
+        for path in (self.places.state_dir, run, f"{run}/i", self.places.keep_dir):
             os.makedirs(path, mode=0o700, exist_ok=True)
         return uppers.choose(
             self.places.state_dir, _read("/proc/self/mountinfo"), _read("/proc/filesystems")
@@ -156,6 +157,9 @@ class ContainerBackend:
             argv += ["--bind", path]
         for path in parts.groups.roots():
             argv += ["--cgroup", path]
+        if self.places.orphan_after_s is not None:
+            seconds = max(1, round(self.places.orphan_after_s))
+            argv += ["--orphan-after", str(seconds), "--keep", self.places.keep_dir]
         return tuple(argv)
 
     async def _restore(self, launcher: Launcher, status: plan.StatusReply) -> None:
@@ -186,6 +190,7 @@ class ContainerBackend:
         run = self.places.run_dir
         _quietly(os.rmdir, f"{run}/ns")
         _quietly(os.rmdir, f"{run}/i")
+        _quietly(os.rmdir, self.places.keep_dir)
         clear_log(run)
         if self._store is not None:
             uppers.remove(self._store)

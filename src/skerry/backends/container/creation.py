@@ -121,6 +121,8 @@ async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerI
     # Known before START answers: its end may be told in the very next packet.
     parts.instances[instance.id] = instance
     try:
+        if request.detached:
+            parts.keep(instance.id)
         slot.limits = None  # unknown, should START fail half way
         started = (await parts.ask_raw(wanted)).start()
         slot.limits = limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,6 +35,12 @@ class Places(msgspec.Struct, frozen=True):
     run_dir: str
     node: str
     layer_dirs: tuple[str, ...] = ()
+    orphan_after_s: float | None = None
+
+    @property
+    def keep_dir(self) -> str:
+        """Holds a file for each instance that outlives a node that is gone for good."""
+        return f"{self.run_dir}/keep"
 
 
 class Parts:
@@ -106,9 +113,16 @@ class Parts:
         """Reads a slot's groups."""
         return self.groups.parse(tuple(_read(path) for path in slot.groups.readings))
 
+    def keep(self, instance: str) -> None:
+        """Marks an instance that stays when the node is gone for good."""
+        if self.places.orphan_after_s is not None:
+            Path(self.places.keep_dir, instance).touch()
+
     def forget(self, instance: str) -> None:
         """Takes an ended instance off the books."""
         self.instances.pop(instance, None)
+        if self.places.orphan_after_s is not None:
+            Path(self.places.keep_dir, instance).unlink(missing_ok=True)
 
 
 def _read(path: str) -> bytes:

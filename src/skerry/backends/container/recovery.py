@@ -11,7 +11,7 @@ from skerry.backends.container.instance import RECORD_VERSION, ContainerInstance
 from skerry.backends.container.parts import Parts
 from skerry.backends.container.remains import process_start, remove_groups_below
 from skerry.backends.shared.launcher import Launcher, LauncherFailed
-from skerry.errors import Bug
+from skerry.errors import Bug, SkerryError
 from skerry.wire import plan
 
 
@@ -46,12 +46,22 @@ async def recover(parts: Parts, record: Record) -> ContainerInstance | None:
     instance = ContainerInstance(parts, facts, slot)
     instance.paused = True  # perhaps: no record says so, and only a thaw makes sure
     parts.instances[instance.id] = instance
-    await parts.layers.acquire(facts.layers)
-    parts.cores.retake(facts.cores, best_effort=facts.limits.best_effort)
-    alive = is_alive(parts, facts)
-    if alive and instance.id not in parts.unclaimed:
-        slot.reusable = False  # its namespaces' descriptors died with the launcher that made them
-        await parts.ask(adoption(parts, instance))
+    mounted = False
+    try:
+        await parts.layers.acquire(facts.layers)
+        mounted = True
+        parts.cores.retake(facts.cores, best_effort=facts.limits.best_effort)
+        alive = is_alive(parts, facts)
+        if alive and instance.id not in parts.unclaimed:
+            slot.reusable = False  # its namespaces' descriptors died with their launcher
+            await parts.ask(adoption(parts, instance))
+    except BaseException:
+        # As if it had not been asked for: it can be tried again, or `sweep` clears it.
+        parts.instances.pop(instance.id, None)
+        if mounted:
+            parts.layers.release(tuple(layer.id for layer in facts.layers))
+            parts.cores.give_back(facts.cores, best_effort=facts.limits.best_effort)
+        raise
     parts.unclaimed.discard(instance.id)
     parts.orphans.discard(slot.number)
     if alive:
@@ -114,7 +124,11 @@ async def sweep(parts: Parts) -> list[str]:
     parts.unclaimed.clear()
     for number in sorted(parts.orphans):
         slot = parts.slots.reserve(number)
-        await parts.remains.kill(slot)
+        try:
+            await parts.remains.kill(slot)
+        except SkerryError as error:
+            parts.log.warning("slot %d stays: %s", number, error)
+            continue
         remove_groups_below(slot.groups.work)
         await parts.slots.drop(slot)
         swept.append(f"slot {number}, which nobody uses")

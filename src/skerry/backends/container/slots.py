@@ -155,7 +155,11 @@ class SlotPool:
             if fits and slot.best_effort == best_effort:
                 self._wake.set()
                 return self._idle.pop(at)
-        return await self._make(best_effort=best_effort)
+        try:
+            return await self._make(best_effort=best_effort)
+        except BaseException:
+            self._count(-1)
+            raise
 
     async def release(self, slot: Slot, *, clean: bool, after: Counters, why: str = "") -> None:
         """Takes a slot back, into the pool or apart."""

@@ -8,6 +8,7 @@ death a new one enters the pinned mount namespace; the owner's `restore` then te
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
@@ -203,7 +204,6 @@ def _runs(pid: int) -> bool:
 
 def clear_log(run_dir: str) -> None:
     """Removes the log of a launcher that ended well."""
-    try:
-        os.unlink(f"{run_dir}/spawn.log")
-    except FileNotFoundError:
-        return
+    for name in ("spawn.log", "spawn.log.1"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{run_dir}/{name}")

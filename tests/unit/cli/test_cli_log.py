@@ -1,0 +1,73 @@
+"""The daemon's log: lines that programs can read, and a size that is bounded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skerry.cli import log as cli_log
+from skerry.cli.log import DaemonLog, JsonFormatter
+from skerry.spec import ids
+
+SANDBOX = str(ids.sandbox_id("abcde", 1, b"12345678"))
+
+
+def record(text: str, *arguments: object, error: BaseException | None = None) -> logging.LogRecord:
+    trouble = (type(error), error, None) if error is not None else None
+    return logging.LogRecord("skerry.node", logging.WARNING, "f", 1, text, arguments, trouble)
+
+
+def test_json_line_names_sandbox_and_operation() -> None:
+    line = JsonFormatter().format(
+        record('%s of %s: %d\nand "more"', "ab" * 16, SANDBOX, 3, error=ValueError("why"))
+    )
+    assert "\n" not in line
+    fields = json.loads(line)
+    assert (fields["sandbox"], fields["operation"]) == (SANDBOX, "ab" * 16)
+    assert (fields["level"], fields["logger"]) == ("warning", "skerry.node")
+    assert fields["message"].endswith('and "more"')
+    assert "ValueError: why" in fields["error"]
+    assert fields["time"].endswith("Z")
+
+
+def test_line_about_nothing_has_no_ids() -> None:
+    fields = json.loads(JsonFormatter().format(record("up %s", "to date")))
+    assert not {"sandbox", "operation", "error"} & set(fields)
+
+
+def test_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_log, "LOG_BYTES", 2000)
+    handler = DaemonLog(str(tmp_path / "node.log"))
+    try:
+        for number in range(500):
+            handler.emit(record("line %d", number))
+    finally:
+        handler.close()
+    assert sorted(os.listdir(tmp_path)) == ["node.log", "node.log.1", "node.log.2"]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3 * 2000
+    assert "line 499" in (tmp_path / "node.log").read_text()
+
+
+def test_stderr_follows_into_the_new_file(tmp_path: Path) -> None:
+    """What the interpreter itself says at a crash must not go into a file that is deleted soon."""
+    program = """if True:
+        import logging, sys
+        from skerry.cli import log
+        log.LOG_BYTES = 1000
+        log.start_logging(quiet=False, log_format="text", log_file=sys.argv[1])
+        for n in range(100):
+            logging.getLogger("x").warning("line %d", n)
+        print("last words", file=sys.stderr, flush=True)
+    """
+    path = tmp_path / "node.log"
+    with path.open("ab") as output:
+        subprocess.run(
+            [sys.executable, "-c", program, str(path)], stdout=output, stderr=output, check=True
+        )
+    assert path.read_text().endswith("last words\n")
