@@ -214,19 +214,40 @@ class Body(msgspec.Struct, frozen=True):
     """A payload with a name. `parse(x.payload()) == x` for every x that passes `check`."""
 
     PARTS: ClassVar[tuple[Part, ...]] = ()
+    # Made of PARTS, once a class: how each is written; the numbers by tag; what must be there.
+    _writers: ClassVar[tuple[tuple[str, int, Any], ...]] = ()
+    _numbers: ClassVar[dict[int, tuple[str, int, int, bool]]] = {}
+    _mandatory: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        parts = cls.PARTS
+        cls._writers = tuple((part.name, int(part.tag), _WRITE[part.kind]) for part in parts)
+        cls._numbers = {
+            int(part.tag): (part.name, part.low, part.high, part.kind is _FLAG)
+            for part in parts
+            if part.kind in (_NUMBER, _FLAG)
+        }
+        lists = (Kind.NUMBERS, Kind.RAWS, Kind.WORDS, Kind.TEXTS)
+        cls._mandatory = frozenset(
+            part.name for part in parts if not part.optional and part.kind not in lists
+        )
 
     def payload(self) -> bytes:
         """Returns the fields; raises InvalidRequest if a value cannot be sent."""
         out = FieldBuilder()
-        for part in self.PARTS:
-            value = getattr(self, part.name)
+        for name, tag, write in self._writers:
+            value = getattr(self, name)
             if value is not None:
-                _WRITE[part.kind](out, part.tag, value)
+                write(out, tag, value)
         return out.payload()
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
         """Returns the value; raises ProtocolError."""
+        numbers = cls._only_numbers(payload)
+        if numbers is not None:
+            return numbers
         fields = Fields(payload)
         by_tag = fields.by_tag
         values: dict[str, Any] = {}
@@ -242,6 +263,31 @@ class Body(msgspec.Struct, frozen=True):
                     values[name] = value if kind is _NUMBER else value == 1
                     continue
             values[name] = _read(fields, part)
+        body = cls(**values)
+        body.check()
+        return body
+
+    @classmethod
+    def _only_numbers(cls, payload: bytes) -> Self | None:
+        """Returns the value of a payload of known numbers, each once and in range; else None.
+
+        Nearly all frames of a command are of this kind. What is anything else, and every error, is
+        the general way's to tell.
+        """
+        if not payload or len(payload) % _FIELD_U64.size:
+            return None
+        values: dict[str, Any] = {}
+        numbers = cls._numbers
+        for tag, length, value in _FIELD_U64.iter_unpack(payload):
+            known = numbers.get(tag)
+            if length != 8 or known is None:
+                return None
+            name, low, high, is_flag = known
+            if not low <= value <= high or name in values:
+                return None
+            values[name] = value == 1 if is_flag else value
+        if not cls._mandatory <= values.keys():
+            return None
         body = cls(**values)
         body.check()
         return body

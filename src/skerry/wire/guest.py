@@ -374,6 +374,9 @@ _CONNECTION: Final = frozenset(
     {GuestFrame.HELLO, GuestFrame.WELCOME, GuestFrame.PING, GuestFrame.PONG}
 )
 _CONTENT: Final = frozenset({GuestFrame.DATA, GuestFrame.EOF})
+# Plain numbers: a member of an enum is dear to look up, and this is done for every frame.
+_ERROR, _CREDIT, _CONNECT = map(int, (GuestFrame.ERROR, GuestFrame.CREDIT, GuestFrame.CONNECT))
+_EDGES: Final = frozenset({GuestFrame.OPENED, GuestFrame.RESET})
 
 
 def encode(message: Message, generation: int, stream: int) -> bytes:
@@ -406,15 +409,15 @@ def _decode(frame: Frame, table: dict[int, type[Message]], *, outward: bool) -> 
 def _fits(type_: int, stream: int, *, outward: bool) -> bool:
     """Returns whether a frame of this type may come on this stream, from the agent if `outward`."""
     forward, number_, channel = stream >= FORWARD, (stream & (FORWARD - 1)) >> 2, stream & 3
-    if type_ == GuestFrame.ERROR:
+    if type_ == _ERROR:
         return True
     if type_ in _CONNECTION:
         return stream == 0
-    if type_ in (GuestFrame.OPENED, GuestFrame.RESET):
+    if type_ in _EDGES:
         return forward and channel == CONTROL
-    if type_ == GuestFrame.CONNECT:
+    if type_ == _CONNECT:
         return forward and channel == CONTROL and number_ >= HOST_CONN
-    if type_ in _CONTENT or type_ == GuestFrame.CREDIT:
+    if type_ in _CONTENT or type_ == _CREDIT:
         if not forward and number_ == 0:
             return False
         if outward != (type_ in _CONTENT):  # it is about what flows inwards
