@@ -36,6 +36,7 @@ from typing import Any, BinaryIO, cast
 
 from msgspec import UNSET, UnsetType
 
+from skerry.errors import SkerryError
 from skerry.sdk import client as _client
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
@@ -46,6 +47,7 @@ from skerry.sdk import stream as _stream
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
+from skerry.sdk.patience import WAIT_S
 from skerry.sdk.portal import Portal, to_async
 from skerry.sdk.sandbox import Command
 from skerry.sdk.transfer import Progress
@@ -201,6 +203,9 @@ def method(node: ast.AsyncFunctionDef) -> str:
         lines.append(f"        with self._portal.block({call}) as value:")
         inner = CLASSES.get(returns.removeprefix("AsyncIterator[").removesuffix("]"))
         lines.append(f"            yield {f'{inner}(self._portal, value)' if inner else 'value'}")
+    elif returns == "AsyncIterator[AsyncSandbox]":
+        lines.append(f"        for item in self._portal.iterate({call}):")
+        lines.append("            yield Sandbox(self._portal, item)")
     elif returns.startswith("AsyncIterator"):
         lines.append(f"        return self._portal.iterate({call})")
     elif returns == "AsyncSandbox":

@@ -74,7 +74,7 @@ async def test_a_full_host_disk_refuses_new_sandboxes_and_spares_the_old(small_d
                 os.posix_fallocate(file.fileno(), 0, 1300 * MIB)
             await asyncio.sleep(0.6)
             with pytest.raises((StorageFailed, Overloaded)) as caught:
-                await client.sandboxes.create()
+                await client.sandboxes.create(wait=0)
             assert caught.value.retryable
             done = await old.run("echo still > /root/x; cat /root/x")
             assert done.stdout == b"still\n", (done, subprocess.getoutput(f"df -m {small_disk}"))

@@ -281,6 +281,14 @@ class Admission:
             name, maximum = "operations_per_sandbox", limits.operations_per_sandbox_max
             raise self._full(name, running_there, maximum)
 
+    def check_possible(self, wanted: int, holder: Holder) -> None:
+        """Raises Overloaded if so many would not fit even on an empty node: waiting is in vain."""
+        maximum = self.limits.sandboxes_max
+        if wanted > maximum:
+            message = f"sandboxes: {wanted} are wanted at once, and at most {maximum} may live"
+            fields = {"used": self.sandboxes, "maximum": maximum, "wanted": wanted}
+            raise self._refuse(Shortage("sandboxes", message, fields), holder)
+
     def check_batches(self, running: int) -> None:
         """Raises Overloaded unless one more batch may run now."""
         self._check_open()

@@ -218,6 +218,7 @@ class Batches:
     async def _gather(self, batch: Batch, names: list[str]) -> None:
         """Collects claims in turns with everybody else, up to the batch's deadline."""
         body, number, waiting = batch.body, next(self._numbers), False
+        self._admission.check_possible(body.count, batch.holder)
         try:
             for index in range(body.count - self._found(batch)):
                 claim = self._claim(batch, f"batch {number}/{index}")

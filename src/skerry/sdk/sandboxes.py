@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
-from skerry.errors import InvalidRequest, SkerryError
+import msgspec
+
+from skerry.errors import InvalidRequest, Overloaded, SkerryError
+from skerry.sdk.batch import BatchEvents
+from skerry.sdk.patience import SERVER_WAIT_S, WAIT_S, Patience
 from skerry.sdk.sandbox import CANCEL_WITHIN_S, AsyncSandbox
 from skerry.sdk.transport import Transport
 from skerry.spec.limits import parse_bytes
 from skerry.spec.sandbox import CpuClass, OnIdle, SandboxInfo, SandboxSpec
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchItem, BatchResult
 from skerry.wire.http import SandboxPage
+
+UNDO_WITHIN_S = 60.0  # a batch under way is ended first
 
 
 class AsyncSandboxes:
@@ -47,10 +53,15 @@ class AsyncSandboxes:
         labels: dict[str, str] | None = None,
         key: str | None = None,
         detached: bool = False,
+        priority: int = 0,
+        wait: float = WAIT_S,
     ) -> AsyncSandbox:
         """Returns a running sandbox. With `key`, a repeat returns the one that the first call made.
 
-        A call without `key` that is cancelled leaves none behind.
+        If there is no room it waits for up to `wait` seconds, first in the node's queue and then by
+        asking again when the node said; among the creates of one client that wait, a higher
+        `priority` (-10 to 10) is first. Raises Overloaded with the limit and who holds it. A call
+        without `key` that is cancelled leaves none behind.
         """
         spec = spec_of(
             backend,
@@ -75,16 +86,30 @@ class AsyncSandboxes:
             labels=labels,
             key=key or secrets.token_hex(16),
             detached=detached,
+            priority=priority,
         )
         try:
-            info = await self._transport.call(
-                "POST", "/v1/sandboxes", SandboxInfo, body=spec, repeatable=True
-            )
+            info = await self._create(spec, Patience(wait))
         except asyncio.CancelledError:
             if key is None:  # nobody could ever find it
                 await self._undo_quietly(spec)
             raise
         return AsyncSandbox(self._transport, info)
+
+    async def _create(self, spec: SandboxSpec, patience: Patience) -> SandboxInfo:
+        while True:
+            seconds = min(patience.left(), SERVER_WAIT_S)
+            try:
+                return await self._transport.call(
+                    "POST",
+                    "/v1/sandboxes",
+                    SandboxInfo,
+                    body=spec,
+                    repeatable=True,
+                    params={"wait": f"{seconds:.3f}"} if seconds else None,
+                )
+            except Overloaded as error:
+                await patience.again(error)
 
     async def _undo_quietly(self, spec: SandboxSpec) -> None:
         with contextlib.suppress(SkerryError, TimeoutError):
@@ -117,8 +142,13 @@ class AsyncSandboxes:
         ttl: float | None = None,
         labels: dict[str, str] | None = None,
         detached: bool = False,
+        priority: int = 0,
+        wait: float = WAIT_S,
     ) -> list[AsyncSandbox]:
-        """Returns `count` running sandboxes made in one request, or raises and leaves none."""
+        """Returns `count` running sandboxes made in one request, or raises and leaves none.
+
+        Waits for room for all of them for up to `wait` seconds. Cancelled, it leaves none either.
+        """
         spec = spec_of(
             backend,
             image=image,
@@ -142,8 +172,13 @@ class AsyncSandboxes:
             labels=labels,
             key=secrets.token_hex(16),
             detached=detached,
+            priority=priority,
         )
-        items = await self.create_batch(spec, count, all_or_nothing=True)
+        try:
+            items = await self.create_batch(spec, count, all_or_nothing=True, wait=wait)
+        except asyncio.CancelledError:
+            await self._undo_batch(spec.key or "", ())
+            raise
         made = []
         for item in items:
             if item.error is not None:
@@ -153,22 +188,78 @@ class AsyncSandboxes:
         return made
 
     async def create_batch(
-        self, spec: SandboxSpec, count: int, *, all_or_nothing: bool = False
+        self,
+        spec: SandboxSpec,
+        count: int,
+        *,
+        all_or_nothing: bool = False,
+        wait: float = 0.0,
     ) -> tuple[BatchItem, ...]:
         """Asks for `count` sandboxes and returns each one's info or error, in order.
 
-        With a key in the spec a lost connection is followed by the same request again: members that
-        were made are found by `KEY/i` and not made twice.
+        Members for which there is no room wait for it for up to `wait` seconds. With a key in the
+        spec a lost connection is followed by the same request again: members that were made are
+        found by `KEY/i` and not made twice.
         """
-        body = BatchCreate(spec=spec, count=count, all_or_nothing=all_or_nothing)
-        result = await self._transport.call(
-            "POST",
-            "/v1/sandboxes/batch",
-            BatchResult,
-            body=body,
-            repeatable=spec.key is not None,
-        )
-        return result.items
+        patience = Patience(wait)
+        while True:
+            body = BatchCreate(
+                spec=spec, count=count, all_or_nothing=all_or_nothing, wait_s=patience.left()
+            )
+            try:
+                result = await self._transport.call(
+                    "POST",
+                    "/v1/sandboxes/batch",
+                    BatchResult,
+                    body=body,
+                    repeatable=spec.key is not None,
+                )
+            except Overloaded as error:
+                await patience.again(error)
+            else:
+                return result.items
+
+    async def create_each(
+        self,
+        spec: SandboxSpec,
+        count: int,
+        *,
+        wait: float = WAIT_S,
+        failed: Callable[[int, SkerryError], None] | None = None,
+    ) -> AsyncIterator[AsyncSandbox]:
+        """Asks for `count` sandboxes in one request and yields each one as soon as it runs.
+
+        A member that cannot be made, for lack of room within `wait` seconds too, is told to
+        `failed` with its number; without that, the first such error is raised after all others were
+        yielded. What was yielded is the caller's. Leaving early (break, an exception, a
+        cancellation) undoes the rest, and none is left behind.
+        """
+        key = spec.key or secrets.token_hex(16)
+        events = BatchEvents(self._transport, msgspec.structs.replace(spec, key=key), count, wait)
+        yielded: list[str] = []
+        try:
+            async with contextlib.aclosing(events.infos()) as infos:
+                async for info in infos:
+                    yielded.append(info.id)
+                    yield AsyncSandbox(self._transport, info)
+        finally:
+            if not events.finished:
+                await self._undo_batch(key, yielded)
+        for index, error in sorted(events.errors.items()):
+            if failed is None:
+                raise error
+            failed(index, error)
+
+    async def _undo_batch(self, key: str, keep: Sequence[str]) -> None:
+        with contextlib.suppress(SkerryError, TimeoutError):
+            async with asyncio.timeout(UNDO_WITHIN_S):
+                await self._transport.call(
+                    "POST",
+                    "/v1/sandboxes/batch/delete",
+                    BatchResult,
+                    body=BatchDelete(key=key, keep=tuple(keep)),
+                    repeatable=True,
+                )
 
     async def destroy_many(self, sandboxes: Sequence[AsyncSandbox | str]) -> None:
         """Destroys them in one request; raises the first error after all were tried."""
@@ -237,6 +328,7 @@ def spec_of(
     hostname: str,
     key: str | None,
     detached: bool,
+    priority: int,
 ) -> SandboxSpec:
     """Returns the checked spec of what a caller asked for; raises InvalidRequest."""
     if on_idle not in OnIdle.__members__.values():
@@ -267,4 +359,5 @@ def spec_of(
         labels=labels or {},
         key=key,
         detached=detached,
+        priority=priority,
     ).check()

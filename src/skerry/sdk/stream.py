@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import aiohttp
 import msgspec
@@ -21,8 +21,20 @@ async def events_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[StreamEvent]:
 
     A body that ends without a result, manifest or error raises Unavailable: never a success.
     """
-    buffer = bytearray()
     finished = False
+    async for frame in frames_of(chunks):
+        event = _decode(frame)
+        if event.error is not None:
+            raise event.error.to_error()
+        finished = finished or event.result is not None or event.manifest is not None
+        yield event
+    if not finished:
+        raise Unavailable("the stream broke off before its result")
+
+
+async def frames_of(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yields the contents of length-prefixed frames; an unfinished last one is dropped."""
+    buffer = bytearray()
     async for chunk in chunks:
         buffer += chunk
         while len(buffer) >= 4:
@@ -31,14 +43,9 @@ async def events_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[StreamEvent]:
                 raise Bug(f"an event of {length} bytes")
             if len(buffer) < 4 + length:
                 break
-            event = _decode(bytes(buffer[4 : 4 + length]))
+            frame = bytes(buffer[4 : 4 + length])
             del buffer[: 4 + length]
-            if event.error is not None:
-                raise event.error.to_error()
-            finished = finished or event.result is not None or event.manifest is not None
-            yield event
-    if not finished:
-        raise Unavailable("the stream broke off before its result")
+            yield frame
 
 
 class LiveCommand:

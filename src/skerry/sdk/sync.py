@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 
 from msgspec import UNSET, UnsetType
 
+from skerry.errors import SkerryError
 from skerry.sdk import client as _client
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
@@ -20,6 +21,7 @@ from skerry.sdk import stream as _stream
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
+from skerry.sdk.patience import WAIT_S
 from skerry.sdk.portal import Portal, to_async
 from skerry.sdk.sandbox import Command
 from skerry.sdk.transfer import Progress
@@ -457,10 +459,15 @@ class Sandboxes:
         labels: dict[str, str] | None = None,
         key: str | None = None,
         detached: bool = False,
+        priority: int = 0,
+        wait: float = WAIT_S,
     ) -> Sandbox:
         """Returns a running sandbox. With `key`, a repeat returns the one that the first call made.
 
-        A call without `key` that is cancelled leaves none behind.
+        If there is no room it waits for up to `wait` seconds, first in the node's queue and then by
+        asking again when the node said; among the creates of one client that wait, a higher
+        `priority` (-10 to 10) is first. Raises Overloaded with the limit and who holds it. A call
+        without `key` that is cancelled leaves none behind.
         """
         return Sandbox(
             self._portal,
@@ -488,6 +495,8 @@ class Sandboxes:
                     labels=labels,
                     key=key,
                     detached=detached,
+                    priority=priority,
+                    wait=wait,
                 )
             ),
         )
@@ -517,8 +526,13 @@ class Sandboxes:
         ttl: float | None = None,
         labels: dict[str, str] | None = None,
         detached: bool = False,
+        priority: int = 0,
+        wait: float = WAIT_S,
     ) -> list[Sandbox]:
-        """Returns `count` running sandboxes made in one request, or raises and leaves none."""
+        """Returns `count` running sandboxes made in one request, or raises and leaves none.
+
+        Waits for room for all of them for up to `wait` seconds. Cancelled, it leaves none either.
+        """
         found = self._portal.call(
             self._inner.create_many(
                 count,
@@ -543,21 +557,44 @@ class Sandboxes:
                 ttl=ttl,
                 labels=labels,
                 detached=detached,
+                priority=priority,
+                wait=wait,
             )
         )
         return [Sandbox(self._portal, item) for item in found]
 
     def create_batch(
-        self, spec: SandboxSpec, count: int, *, all_or_nothing: bool = False
+        self, spec: SandboxSpec, count: int, *, all_or_nothing: bool = False, wait: float = 0.0
     ) -> tuple[BatchItem, ...]:
         """Asks for `count` sandboxes and returns each one's info or error, in order.
 
-        With a key in the spec a lost connection is followed by the same request again: members that
-        were made are found by `KEY/i` and not made twice.
+        Members for which there is no room wait for it for up to `wait` seconds. With a key in the
+        spec a lost connection is followed by the same request again: members that were made are
+        found by `KEY/i` and not made twice.
         """
         return self._portal.call(
-            self._inner.create_batch(spec, count, all_or_nothing=all_or_nothing)
+            self._inner.create_batch(spec, count, all_or_nothing=all_or_nothing, wait=wait)
         )
+
+    def create_each(
+        self,
+        spec: SandboxSpec,
+        count: int,
+        *,
+        wait: float = WAIT_S,
+        failed: Callable[[int, SkerryError], None] | None = None,
+    ) -> Iterator[Sandbox]:
+        """Asks for `count` sandboxes in one request and yields each one as soon as it runs.
+
+        A member that cannot be made, for lack of room within `wait` seconds too, is told to
+        `failed` with its number; without that, the first such error is raised after all others were
+        yielded. What was yielded is the caller's. Leaving early (break, an exception, a
+        cancellation) undoes the rest, and none is left behind.
+        """
+        for item in self._portal.iterate(
+            self._inner.create_each(spec, count, wait=wait, failed=failed)
+        ):
+            yield Sandbox(self._portal, item)
 
     def destroy_many(self, sandboxes: Sequence[Sandbox | str]) -> None:
         """Destroys them in one request; raises the first error after all were tried."""

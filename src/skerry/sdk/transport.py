@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any, TypeVar, overload
 from urllib.parse import urlencode
 
@@ -208,7 +208,7 @@ class Transport:
 
     async def receive(
         self, method: str, path: str, *, params: Query = None, body: Any = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yields an answer's body piece by piece; a body that breaks off raises Unavailable."""
         data = None if body is None else _encode(body)
         try:

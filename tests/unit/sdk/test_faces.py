@@ -91,6 +91,7 @@ def test_a_newline_in_a_value_is_no_fault() -> None:
         {"memory": "lots"},
         {"cpu": float("nan")},
         {"pids": 0},
+        {"priority": 11},
         {"on_idle": "sleep"},
         {"ttl": -1},
         {"hostname": "a b"},
@@ -127,6 +128,7 @@ def test_a_bad_spec_is_refused_before_it_is_sent(change: dict[str, object]) -> N
         "hostname": "h",
         "key": None,
         "detached": False,
+        "priority": 0,
     }
     spec_of("container", **good)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest):

@@ -1,0 +1,390 @@
+"""Batches: streamed, waiting, undone, repeated, fair; and the client's side of waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from node_stand import settle
+
+from skerry.errors import InvalidRequest, Overloaded, SandboxFailed, SkerryError, Unavailable
+from skerry.node.config import Limits
+from skerry.sdk.sandboxes import AsyncSandboxes
+from skerry.sdk.transport import Transport
+from skerry.spec.sandbox import SandboxSpec
+from skerry.wire.batch import BatchCreate, BatchEvent
+
+FREE = {"memory_free_min_bytes": 0, "disk_free_min_bytes": 0}
+
+
+@asynccontextmanager
+async def sandboxes_of(node: Any) -> AsyncIterator[AsyncSandboxes]:
+    transport = Transport("http://node", socket_path=node.config.socket_path)
+    try:
+        yield AsyncSandboxes(transport)
+    finally:
+        await transport.close()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def nothing_left(stand: Any, node: Any) -> bool:
+    counts = (len(node.sandboxes), node.admission.sandboxes, len(node.batches))
+    return counts == (0, 0, 0) and stand.world.instances == {} and not node.admission.waiting
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+async def test_members_are_told_as_they_come_and_the_end_counts_them(stand) -> None:
+    async with stand.serving() as (_, api):
+        stand.backend.knobs.fail_creates_after = 3
+        events, body = [], {"spec": {"key": "k"}, "count": 5}
+        async with api.session.post(
+            "/v1/sandboxes/batch?stream=1",
+            data=msgspec.json.encode(body),
+            headers={"content-type": "application/json"},
+        ) as answer:
+            assert answer.headers["content-type"] == "application/x-skerry-stream"
+            data = await answer.read()
+        while data:
+            (length,) = struct.unpack_from("<I", data)
+            events.append(msgspec.msgpack.decode(data[4 : 4 + length], type=BatchEvent))
+            data = data[4 + length :]
+        assert sorted(event.index for event in events[:-1]) == [0, 1, 2, 3, 4]
+        assert (events[-1].end.made, events[-1].end.failed) == (3, 2)
+        failed = [event.item.error for event in events[:-1] if event.item.error is not None]
+        assert [error.code for error in failed] == ["unavailable"] * 2
+
+
+async def test_first_member_is_in_use_while_others_are_being_made(stand) -> None:
+    limits = Limits(creates_in_flight_max=1, **FREE)
+    async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
+        stand.backend.knobs.slow_create_s = 0.02
+        seen = 0
+        async for sandbox in sandboxes.create_each(SandboxSpec(), 6):
+            if not seen:
+                assert (await sandbox.run(["true"])).ok
+                assert stand.world.created < 6
+            seen += 1
+            await sandbox.destroy()
+        assert seen == 6
+        assert nothing_left(stand, node)
+
+
+async def test_leaving_a_stream_early_undoes_what_was_not_handed_out(stand) -> None:
+    limits = Limits(creates_in_flight_max=2, **FREE)
+    async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
+        stand.backend.knobs.slow_create_s = 0.01
+        mine = []
+        stream = sandboxes.create_each(SandboxSpec(), 200)
+        async for sandbox in stream:
+            mine.append(sandbox)
+            if len(mine) == 3:
+                break
+        await stream.aclose()
+        await until(lambda: len(node.batches) == 0)
+        assert {sandbox.id for sandbox in mine} == {one.id for one in node.sandboxes}
+        for sandbox in mine:
+            await sandbox.destroy()
+        assert nothing_left(stand, node)
+
+
+async def test_members_that_failed_are_told_by_number_and_reason(stand) -> None:
+    async with stand.serving() as (node, _), sandboxes_of(node) as sandboxes:
+        stand.backend.knobs.fail_creates_after = 2
+        failures: dict[int, SkerryError] = {}
+        made = [
+            one
+            async for one in sandboxes.create_each(SandboxSpec(), 5, failed=failures.__setitem__)
+        ]
+        assert len(made) == 2
+        assert len(failures) == 3
+        assert all(isinstance(error, Unavailable) for error in failures.values())
+        stand.backend.knobs.fail_creates_after = 3
+        more = sandboxes.create_each(SandboxSpec(), 2)
+        made.append(await anext(more))
+        with pytest.raises(Unavailable, match="launcher"):
+            await anext(more)
+        await sandboxes.destroy_many(made)
+
+
+# -- all or nothing -------------------------------------------------------------------------------
+
+
+async def test_retried_group_leaves_no_member_of_the_failed_try(stand) -> None:
+    """(report 48)"""
+    async with stand.serving() as (node, _), sandboxes_of(node) as sandboxes:
+        stand.backend.knobs.fail_creates_after = 5
+        with pytest.raises(Unavailable):
+            await sandboxes.create_many(8)
+        assert nothing_left(stand, node)
+        stand.backend.knobs.fail_creates_after = None
+        group = await sandboxes.create_many(8)
+        assert {one.id for one in group} == {one.id for one in node.sandboxes}
+
+
+async def test_cancelled_group_leaves_nothing(stand) -> None:
+    """(report 48)"""
+    limits = Limits(creates_in_flight_max=2, **FREE)
+    async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
+        stand.backend.knobs.slow_create_s = 0.01
+        task = asyncio.create_task(sandboxes.create_many(100))
+        await until(lambda: stand.world.created >= 3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: nothing_left(stand, node))
+
+
+async def test_group_of_a_client_that_died_is_undone(stand) -> None:
+    limits = Limits(creates_in_flight_max=2, **FREE)
+    async with stand.serving(limits=limits) as (node, api):
+        stand.backend.knobs.slow_create_s = 0.01
+        body = {"spec": {"key": "g"}, "count": 100, "all_or_nothing": True}
+        task = asyncio.create_task(api.call("POST", "/v1/sandboxes/batch", body))
+        await until(lambda: stand.world.created >= 3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: nothing_left(stand, node))
+
+
+async def test_repeat_of_a_group_that_is_being_undone_makes_it_anew(stand) -> None:
+    limits = Limits(creates_in_flight_max=2, **FREE)
+    async with stand.serving(limits=limits) as (node, api):
+        stand.backend.knobs.slow_create_s = 0.01
+        stand.backend.knobs.slow_destroy_s = 0.05
+        body = {"spec": {"key": "g"}, "count": 10, "all_or_nothing": True}
+        task = asyncio.create_task(api.call("POST", "/v1/sandboxes/batch", body))
+        await until(lambda: stand.world.created >= 3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        items = (await api.call("POST", "/v1/sandboxes/batch", body))["items"]
+        ids = {item["info"]["id"] for item in items}
+        assert ids == {one.id for one in node.sandboxes}
+        assert {item["info"]["state"] for item in items} == {"running"}
+
+
+async def test_two_groups_that_do_not_fit_together_do_not_ruin_each_other(stand) -> None:
+    async with stand.serving(limits=Limits(sandboxes_max=10, **FREE)) as (node, _):
+        stand.backend.knobs.slow_create_s = 0.01
+        async with sandboxes_of(node) as one, sandboxes_of(node) as two:
+            outcomes = await asyncio.gather(
+                one.create_many(7, wait=0), two.create_many(7, wait=0), return_exceptions=True
+            )
+        made = [group for group in outcomes if isinstance(group, list)]
+        refused = [error for error in outcomes if isinstance(error, Overloaded)]
+        assert len(made) == len(refused) == 1
+        assert refused[0].fields["wanted"] == 7
+        assert len(node.sandboxes) == 7
+
+
+async def test_group_waits_until_all_of_it_fits(stand) -> None:
+    limits = Limits(sandboxes_max=4, **FREE)
+    async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
+        first = await sandboxes.create_many(3)
+        group = asyncio.create_task(sandboxes.create_many(4, wait=30))
+        await until(lambda: node.admission.waiting == 1)
+        for sandbox in first:
+            assert not group.done()
+            await sandbox.destroy()
+        assert len(await group) == 4
+        assert node.admission.sandboxes == 4
+
+
+async def test_group_that_gives_up_lets_go_of_what_it_gathered(stand, manual) -> None:
+    async with stand.alive(limits=Limits(sandboxes_max=4, **FREE)) as node:
+        other = [await node.lives.create(SandboxSpec()) for _ in range(2)]
+        body = BatchCreate(spec=SandboxSpec(), count=4, all_or_nothing=True, wait_s=5)
+        task = asyncio.create_task(node.batches.create(body, owner=None))
+        await settle()
+        assert node.admission.sandboxes == 4
+        await manual.advance(6)
+        with pytest.raises(Overloaded):
+            await task
+        assert node.admission.sandboxes == 2
+        for sandbox in other:
+            await node.lives.delete(sandbox)
+
+
+async def test_group_that_can_never_fit_is_refused_without_waiting(stand) -> None:
+    async with stand.serving(limits=Limits(sandboxes_max=4, **FREE)) as (node, _):
+        async with sandboxes_of(node) as sandboxes, asyncio.timeout(20):
+            with pytest.raises(Overloaded):
+                await sandboxes.create_many(5, wait=3000)
+        assert nothing_left(stand, node)
+
+
+# -- waiting and turns ----------------------------------------------------------------------------
+
+
+async def test_batch_of_thousands_does_not_hold_up_one_create(stand) -> None:
+    limits = Limits(creates_in_flight_max=2, **FREE)
+    async with stand.alive(limits=limits) as node:
+        stand.backend.knobs.slow_create_s = 0.002
+        body = BatchCreate(spec=SandboxSpec(labels={"job": "big"}), count=2000)
+        big = asyncio.create_task(node.batches.create(body, owner=None))
+        await until(lambda: stand.world.created >= 5)
+        before = stand.world.created
+        await node.lives.create(SandboxSpec(labels={"job": "small"}))
+        assert stand.world.created - before <= 6
+        assert node.admission.waiting <= 2
+        assert len(node.tasks) < 50
+        result = await big
+        assert all(item.info is not None for item in result.items)
+
+
+async def test_members_wait_for_room_and_run_as_others_end(stand) -> None:
+    limits = Limits(sandboxes_max=5, **FREE)
+    async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
+        peak = 0
+        async for sandbox in sandboxes.create_each(SandboxSpec(), 40, wait=60):
+            peak = max(peak, node.admission.sandboxes)
+            await sandbox.destroy()
+        assert stand.world.created == 40
+        assert peak <= 5
+        assert nothing_left(stand, node)
+
+
+async def test_members_that_wait_in_vain_say_which_limit(stand, manual) -> None:
+    async with stand.alive(limits=Limits(sandboxes_max=5, **FREE)) as node:
+        body = BatchCreate(spec=SandboxSpec(), count=8, wait_s=10)
+        task = asyncio.create_task(node.batches.create(body, owner=None))
+        await settle()
+        await manual.advance(11)
+        result = await task
+        errors = [item.error for item in result.items if item.error is not None]
+        assert len(errors) == 3
+        assert {error.fields["limit"] for error in errors} == {"sandboxes"}
+
+
+async def test_batch_of_ten_thousand_on_a_small_node_answers_for_each(stand) -> None:
+    async with stand.alive(limits=Limits(sandboxes_max=50, **FREE)) as node:
+        body = BatchCreate(spec=SandboxSpec(), count=10_000)
+        result = await node.batches.create(body, owner=None)
+        made = [item.info for item in result.items if item.info is not None]
+        refused = [item.error for item in result.items if item.error is not None]
+        assert (len(made), len(refused)) == (50, 9_950)
+        assert len({id(error) for error in refused}) == 1  # not ten thousand copies
+        assert len(msgspec.msgpack.encode(result)) < 8 << 20
+
+
+async def test_batches_under_way_are_bounded(stand) -> None:
+    limits = Limits(batches_max=2, creates_in_flight_max=1, **FREE)
+    async with stand.alive(limits=limits) as node:
+        stand.backend.knobs.slow_create_s = 0.05
+        body = BatchCreate(spec=SandboxSpec(), count=2)
+        tasks = [asyncio.create_task(node.batches.create(body, owner=None)) for _ in range(3)]
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        refused = [error for error in done if isinstance(error, Overloaded)]
+        assert [error.fields["limit"] for error in refused] == ["batches"]
+        assert len(node.batches) == 0
+
+
+@pytest.mark.parametrize("wait_s", [-1.0, 1e9, float("nan")])
+async def test_wait_out_of_bounds_is_refused(stand, wait_s) -> None:
+    async with stand.alive() as node:
+        body = BatchCreate(spec=SandboxSpec(), count=1, wait_s=wait_s)
+        with pytest.raises(InvalidRequest, match="wait_s"):
+            await node.batches.create(body, owner=None)
+
+
+# -- one create that waits ------------------------------------------------------------------------
+
+
+async def test_create_waits_for_room_and_comes_in_when_there_is_some(stand) -> None:
+    """(reports 71, 72)"""
+    limits = Limits(sandboxes_max=1, **FREE)
+    async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
+        first = await sandboxes.create()
+        second = asyncio.create_task(sandboxes.create(wait=30))
+        await until(lambda: node.admission.waiting == 1)
+        await first.destroy()
+        assert (await second).created_as.state == "running"
+
+
+async def test_full_node_answers_at_once_and_by_name_if_nobody_waits(stand) -> None:
+    """(report 71)"""
+    limits = Limits(sandboxes_max=1, **FREE)
+    async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
+        await sandboxes.create(labels={"job": "sphinx"})
+        with pytest.raises(Overloaded) as caught:
+            await sandboxes.create(wait=0)
+        assert caught.value.fields["limit"] == "sandboxes"
+        assert caught.value.fields["holders"][0] == {"who": "job sphinx", "sandboxes": 1}
+        assert caught.value.fields["retry_after_s"] > 0
+        assert sum(node.admission.refused.values()) == 1
+
+
+async def test_client_asks_again_no_sooner_than_it_was_told(stand, monkeypatch) -> None:
+    limits = Limits(sandboxes_max=1, **FREE)
+    async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
+        await sandboxes.create()
+        slept: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            node.admission.limits.__dict__["sandboxes_max"] = 1 + (len(slept) == 2)
+
+        monkeypatch.setattr("skerry.sdk.sandboxes.SERVER_WAIT_S", 0.0)
+        monkeypatch.setattr("skerry.sdk.patience.asyncio.sleep", sleep)
+        await sandboxes.create(wait=100)
+        assert len(slept) == 2
+        assert all(seconds >= 4.0 for seconds in slept)
+
+
+async def test_client_that_stops_waiting_leaves_the_queue_and_no_sandbox(stand) -> None:
+    limits = Limits(sandboxes_max=1, **FREE)
+    async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
+        first = await sandboxes.create()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await sandboxes.create(wait=60)
+        await until(lambda: node.admission.waiting == 0)
+        assert len(node.sandboxes) == 1
+        await first.destroy()
+        assert nothing_left(stand, node)
+
+
+async def test_sandbox_that_is_deleted_while_it_waits_is_never_made(stand) -> None:
+    async with stand.alive(limits=Limits(sandboxes_max=1, **FREE)) as node:
+        first = await node.lives.create(SandboxSpec())
+        task = asyncio.create_task(node.lives.create(SandboxSpec(key="k"), wait_s=60))
+        await settle()
+        await node.lives.delete(node.sandboxes.by_key["k"])
+        with pytest.raises(SandboxFailed, match="deleted while it waited"):
+            await task
+        await node.lives.delete(first)
+        assert (stand.world.created, node.admission.waiting, len(node.sandboxes)) == (1, 0, 0)
+
+
+async def test_eighty_six_creates_at_once_all_come_through(stand) -> None:
+    """(report 72)"""
+    limits = Limits(creates_in_flight_max=4, **FREE)
+    async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
+        made = await asyncio.gather(*(sandboxes.create() for _ in range(86)))
+        assert len({one.id for one in made}) == 86
+        await sandboxes.destroy_many(made)
+        assert nothing_left(stand, node)
+
+
+async def test_gauges_tell_what_is_in_and_what_was_refused(stand) -> None:
+    async with stand.alive(limits=Limits(sandboxes_max=1, **FREE)) as node:
+        sandbox = await node.lives.create(SandboxSpec(memory_bytes=1 << 30))
+        with pytest.raises(Overloaded):
+            await node.lives.create(SandboxSpec())
+        gauges = node.gauges()
+        assert gauges["sandboxes"] == gauges["refused_total"] == 1
+        assert gauges["sandboxes_memory_bytes"] == 1 << 30
+        await node.lives.delete(sandbox)
+        assert node.gauges()["ended_total"] == 1
+        assert all(isinstance(value, int | float) for value in gauges.values())
