@@ -147,6 +147,14 @@ class Sweepable(Protocol):
 
 
 @runtime_checkable
+class Gauged(Protocol):
+    """A backend that tells how its pools and mounts stand."""
+
+    def gauges(self) -> dict[str, float]:
+        """Returns readings by name; the names are few and fixed."""
+
+
+@runtime_checkable
 class Snapshotable(Protocol):
     """An instance whose writes can be read consistently from the host."""
 

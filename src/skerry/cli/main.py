@@ -28,6 +28,7 @@ COMMANDS = {
     "rm": ("skerry.cli.sandboxes:rm", "Destroy sandboxes."),
     "image": ("skerry.cli.image:image", "Build, import, list and remove layers."),
     "up": ("skerry.cli.up:up", "Start a node in the background, or stop it."),
+    "top": ("skerry.cli.top:top", "Watch what sandboxes use."),
     "drain": ("skerry.cli.control:drain", "Empty a node: no new sandboxes, the live ones finish."),
     "node": ("skerry.cli.node:node", "Run a node in the foreground."),
     "doctor": ("skerry.cli.doctor:doctor", "Say what this machine can do and what is missing."),

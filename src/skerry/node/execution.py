@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from skerry.errors import (
     Conflict,
@@ -47,6 +48,8 @@ class Execution:
         self._lives = lives
         self._answers = answers
         self._handles = handles
+        # Told of every answer; raises nothing.
+        self.observe: Callable[[Op, RunResult | SkerryError], None] = lambda _op, _answer: None
         self._without_bash: dict[tuple[str, ...], None] = {}
 
     def enter(self, sandbox: Sandbox, op: Op) -> None:
@@ -180,6 +183,7 @@ class Execution:
             if running is not None:
                 running.acknowledge()
         self._leave(sandbox, op)
+        self.observe(op, answer)
         if not op.done.done():
             op.done.set_result(answer)
         return answer

@@ -185,6 +185,15 @@ class Ledger:
         self._further.setdefault(sandbox_id, []).append(number + 1)
         return f"{sandbox_id}.{number + 1}"
 
+    def gauges(self) -> dict[str, float]:
+        """Returns how large the journal is, and how much was ever written."""
+        return {
+            "journal_bytes": self._journal.disk_bytes,
+            "journal_subjects": len(self._journal.subjects()),
+            "journal_records_total": self._journal.records,
+            "journal_syncs_total": self._journal.syncs,
+        }
+
     def close(self) -> None:
         """Closes the journal."""
         self._journal.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from skerry.backends.api import Pausable
 from skerry.errors import (
@@ -55,6 +56,8 @@ class Lives:
         self._owners = parts.owners
         self._ended_max = parts.config.limits.ended_max
         self._ended: deque[Sandbox] = deque()
+        # Told of every change of state, after it; raises nothing.
+        self.observe: Callable[[Sandbox, State], None] = lambda _sandbox, _before: None
         self.deadlines = Deadlines(
             parts.clock, parts.timers, stop=self.stop_soon, pause=self.pause_soon
         )
@@ -151,8 +154,9 @@ class Lives:
         row = table.step(sandbox.state, event)
         ready: list[Event] = []
         if row.next is not None and row.next is not sandbox.state:
-            sandbox.state = row.next
+            before, sandbox.state = sandbox.state, row.next
             sandbox.changes += 1
+            self.observe(sandbox, before)
             ready, sandbox.deferred = sandbox.deferred, []
             sandbox.wake()
         if Command.DEFER in row.commands and event not in sandbox.deferred:

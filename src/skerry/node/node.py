@@ -13,6 +13,7 @@ from skerry.node.files import Files
 from skerry.node.forward import Forwarder
 from skerry.node.handles import Handles
 from skerry.node.lives import Lives
+from skerry.node.metrics import Metrics
 from skerry.node.operations import Operations
 from skerry.node.parts import Parts
 
@@ -49,6 +50,9 @@ class Node:
         self.disk = Disk(self.lives, parts.images, parts.clock)
         self.forwarder = Forwarder(self.lives, parts.clock)
         self.batches = Batches(parts, self.lives)
+        self.metrics = Metrics()
+        self.lives.observe = self.metrics.changed
+        self.execution.observe = self.metrics.answered
         parts.owners.abandon = self.lives.abandon
 
     def gauges(self) -> dict[str, float]:
@@ -56,6 +60,10 @@ class Node:
         return {
             **self.admission.gauges(),
             **self.loop_watch.gauges(),
+            **self.ledger.gauges(),
+            "uptime_seconds": round(self.clock.wall() - self.started, 3),
+            "draining": float(self.drain.on),
+            "timers": len(self.timers),
             "batches_running": len(self.batches),
             "owners": len(self.owners),
             "tasks": len(self.tasks),

@@ -62,6 +62,7 @@ class Journal:
         self._chains: dict[str, Chain] = {}
         self._carrying = False  # the oldest segment is being emptied
         self._local = False  # somebody relies on `sync`
+        self.syncs = 0  # how often that was asked for
         self._encode = msgspec.msgpack.Encoder().encode
 
     @classmethod
@@ -167,6 +168,7 @@ class Journal:
         Raises StorageFailed.
         """
         self._local = True
+        self.syncs += 1
         newest = self._newest
         try:
             for segment in list(self._segments.values()):
@@ -184,6 +186,11 @@ class Journal:
             os.close(segment.fd)
         self._segments.clear()
         self._newest = None
+
+    @property
+    def records(self) -> int:
+        """The number of the last record."""
+        return self._seq
 
     @property
     def disk_bytes(self) -> int:

@@ -6,6 +6,7 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | method and path | body -> answer |
 |---|---|
 | GET health | -> Health (no token needed) |
+| GET metrics | -> counters and gauges in the text format of Prometheus; also at /metrics |
 | GET openapi.json | -> the OpenAPI document |
 | POST sandboxes?wait= | SandboxSpec -> SandboxInfo (running); waits that long for room |
 | POST sandboxes/batch?stream= | BatchCreate -> BatchResult, or stream of BatchEvent |
@@ -74,6 +75,7 @@ from skerry.spec.sandbox import SandboxInfo
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 STREAM = "application/x-skerry-stream"
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
 OWNER_HEADER = "x-skerry-owner"  # names the owner connection that an undetached sandbox belongs to
 STREAM_EVENT_BYTES_MAX = 1 << 20  # an event carries a piece of output, or a result without any
 

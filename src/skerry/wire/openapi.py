@@ -19,6 +19,7 @@ from skerry.wire.batch import BatchCreate, BatchDelete, BatchEvent, BatchResult
 from skerry.wire.control import DrainBody, DrainState, NodeUsage, SandboxChange
 from skerry.wire.http import (
     JSON,
+    METRICS,
     MSGPACK,
     OWNER_HEADER,
     STREAM,
@@ -89,6 +90,7 @@ def _seconds(high: int) -> dict[str, Any]:
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route("GET", "/v1/health", "The node's own view; needs no token.", answer=Health),
+    Route("GET", "/v1/metrics", "Counters and gauges, for Prometheus.", answer=METRICS),
     Route("GET", "/v1/openapi.json", "This document.", answer=dict[str, Any]),
     Route(
         "POST",

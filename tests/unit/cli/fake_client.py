@@ -17,6 +17,7 @@ from skerry.spec.command import RunResult
 from skerry.spec.files import FileInfo, FileType
 from skerry.spec.layers import LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.http import Health, OpStatus, StreamEvent
 
 ONE = "s" + "a" * 20
@@ -147,6 +148,23 @@ class FakeSandbox:
     async def destroy(self) -> None:
         self.client.destroyed.append(self.id)
 
+    async def _become(self, state: State, call: str, **keywords: Any) -> SandboxInfo:
+        self.client.calls.append((call, self.id, keywords))
+        self.client.infos[self.id] = info(self.id, state)
+        return self.client.infos[self.id]
+
+    async def pause(self) -> SandboxInfo:
+        return await self._become(State.PAUSED, "pause")
+
+    async def resume(self) -> SandboxInfo:
+        return await self._become(State.RUNNING, "resume")
+
+    async def stop(self) -> SandboxInfo:
+        return await self._become(State.STOPPED, "stop")
+
+    async def update(self, **keywords: Any) -> SandboxInfo:
+        return await self._become(State.RUNNING, "update", **keywords)
+
 
 class FakeClient:
     """Stands for `skerry.aio.Client` and for its `sandboxes` and `images`."""
@@ -164,6 +182,8 @@ class FakeClient:
         self.destroyed: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
         self.live: FakeLive | None = None
+        self.readings: list[NodeUsage] = []
+        self.drained = DrainState(draining=False, live=0, commands=0)
         self.closed = 0
         self.sandboxes = self
         self.images = FakeImages(self)
@@ -179,6 +199,23 @@ class FakeClient:
             node="abcde", version="0", epoch=1, pid=1, sandboxes=0, uptime_s=1.0,
             backends={"container": "usable"},
         )  # fmt: skip
+
+    async def usage(self, labels: dict[str, str] | None = None) -> NodeUsage:
+        self.calls.append(("usage", labels))
+        return self.readings.pop(0)
+
+    async def drain(self, *, grace: float | None = None) -> DrainState:
+        self.calls.append(("drain", grace))
+        self.drained = DrainState(draining=True, live=len(self.infos), commands=0)
+        return self.drained
+
+    async def undrain(self) -> DrainState:
+        self.drained = DrainState(draining=False, live=len(self.infos), commands=0)
+        return self.drained
+
+    async def drain_state(self) -> DrainState:
+        self.infos.popitem()  # one less lives each time that somebody looks
+        return DrainState(draining=self.drained.draining, live=len(self.infos), commands=0)
 
     async def create(self, backend: str = "container", **spec: Any) -> FakeSandbox:
         self.created.append(spec)

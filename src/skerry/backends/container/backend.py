@@ -142,6 +142,22 @@ class ContainerBackend:
         process = None if self._parts is None else self._parts.process
         return () if process is None or not process.pid else (("launcher", process.pid),)
 
+    def gauges(self) -> dict[str, float]:
+        """Returns how full the pools are; nothing while it is not running."""
+        parts = self._parts
+        if parts is None:
+            return {}
+        return {
+            "instances": len(parts.instances),
+            "slots_idle": parts.slots.idle,
+            "slots_taken": len(parts.slots.taken),
+            "slots_stuck": len(parts.slots.stuck),
+            "slots_made": parts.slots.made,
+            "slots_dropped": parts.slots.dropped,
+            "layers_mounted": len(parts.layers),
+            "launcher_restarts": 0 if parts.process is None else parts.process.restarts,
+        }
+
     def _prepare_places(self) -> uppers.UpperPlan:
         run = self.places.run_dir
         for path in (self.places.state_dir, run, f"{run}/i", self.places.keep_dir):

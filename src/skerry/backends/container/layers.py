@@ -44,6 +44,9 @@ class LayerMounts:
         self._mounts: dict[str, _Mount] = {}
         self._closing = asyncio.Event()
 
+    def __len__(self) -> int:
+        return sum(mount.mounted for mount in self._mounts.values())
+
     def found(self, ids: tuple[str, ...]) -> None:
         """Takes note of what a running launcher has mounted; what is not there is mounted again."""
         for mount in self._mounts.values():

@@ -12,6 +12,7 @@ from skerry.node.node import Node
 from skerry.node.server import attach, commands, connections, files, images, meta, sandboxes, usage
 from skerry.node.server.exchange import Endpoint, Exchange, Handler, Receive, Scope, Send
 from skerry.node.server.guard import Guard
+from skerry.node.server.metered import Metered
 from skerry.node.server.sockets import Socket, SocketEndpoint
 
 _ONE = "/v1/sandboxes/{id}"
@@ -50,7 +51,10 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
         {"GET": meta.drain_state, "POST": meta.drain, "DELETE": meta.undrain},
     ),
     ("/v1/openapi.json", {"GET": meta.document}),
+    ("/v1/metrics", {"GET": meta.metrics}),
 )
+# Where Prometheus looks unless it is told otherwise.
+ALIASES: tuple[tuple[str, dict[str, Handler]], ...] = (("/metrics", {"GET": meta.metrics}),)
 
 SOCKETS: tuple[tuple[str, Callable[[Any, Socket], Awaitable[None]]], ...] = (
     (f"{_ONE}/attach", attach.attach),
@@ -62,7 +66,10 @@ SOCKETS: tuple[tuple[str, Callable[[Any, Socket], Awaitable[None]]], ...] = (
 
 def build_app(node: Node) -> Guard:
     """Returns the node's API as an ASGI application."""
-    routes: list[BaseRoute] = [Route(path, Endpoint(node, methods)) for path, methods in ROUTES]
+    routes: list[BaseRoute] = [
+        Route(path, Metered(Endpoint(node, methods), path, node.metrics))
+        for path, methods in (*ROUTES, *ALIASES)
+    ]
     routes += [WebSocketRoute(path, SocketEndpoint(node, handler)) for path, handler in SOCKETS]
     router = Router(routes, redirect_slashes=False, default=_missing)
     return Guard(router, node.config.tokens)

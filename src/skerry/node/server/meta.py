@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 from skerry.errors import SkerryError
+from skerry.node.metrics import page
 from skerry.node.node import Node
 from skerry.node.server.bodies import DRAIN
 from skerry.node.server.exchange import Exchange
 from skerry.wire import openapi
-from skerry.wire.http import Health
+from skerry.wire.http import METRICS, Health
 
 
 async def health(node: Node, exchange: Exchange) -> None:
@@ -50,6 +51,21 @@ async def drain_state(node: Node, exchange: Exchange) -> None:
 async def undrain(node: Node, exchange: Exchange) -> None:
     """DELETE /v1/node/drain."""
     await exchange.reply(node.drain.end())
+
+
+async def metrics(node: Node, exchange: Exchange) -> None:
+    """GET /v1/metrics."""
+    text = page(
+        node.metrics,
+        sandboxes=node.sandboxes,
+        refused=node.admission.refused,
+        gauges=node.gauges(),
+        backends=node.backends,
+        version=node.version,
+    )
+    await exchange.open_stream(METRICS)
+    await exchange.write(text.encode())
+    await exchange.close_stream()
 
 
 async def document(node: Node, exchange: Exchange) -> None:
