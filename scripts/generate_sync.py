@@ -50,9 +50,9 @@ from skerry.sdk.images import Log
 from skerry.sdk.patience import WAIT_S
 from skerry.sdk.portal import Portal, to_async
 from skerry.sdk.sandbox import Command
-from skerry.sdk.transfer import Progress
+from skerry.sdk.transfer import Progress, Transfer
 from skerry.spec.command import RunResult, Terminal
-from skerry.spec.files import Change, FileInfo
+from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
 from skerry.spec.layers import LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
@@ -166,7 +166,7 @@ EXTRA = {
 
 def sync_type(text: str) -> str:
     """Returns an annotation with the async names replaced."""
-    text = text.replace("AsyncIterator", "Iterator")
+    text = text.replace("AsyncIterator", "Iterator").replace("AsyncGenerator", "Iterator")
     return re.sub(
         r"\b(Async(?:Sandboxes|Sandbox|Files|Images|Connection))\b", lambda m: CLASSES[m[1]], text
     )
@@ -206,7 +206,7 @@ def method(node: ast.AsyncFunctionDef) -> str:
     elif returns == "AsyncIterator[AsyncSandbox]":
         lines.append(f"        for item in self._portal.iterate({call}):")
         lines.append("            yield Sandbox(self._portal, item)")
-    elif returns.startswith("AsyncIterator"):
+    elif returns.startswith(("AsyncIterator", "AsyncGenerator")):
         lines.append(f"        return self._portal.iterate({call})")
     elif returns == "AsyncSandbox":
         lines.append(f"        return Sandbox(self._portal, self._portal.call({call}))")

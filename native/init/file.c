@@ -52,6 +52,16 @@ static void stat_word(char **argv)
 	out_flush();
 }
 
+static void follow_word(char **argv)
+{
+	struct stat st;
+
+	if (stat(argv[1], &st))
+		file_fail(errno, "stat");
+	record_put(AT_FDCWD, argv[1], argv[1], &st);
+	out_flush();
+}
+
 static void mkdir_word(char **argv)
 {
 	mode_t mode = (mode_t)number_parse(argv[2], 8, 07777);
@@ -86,15 +96,20 @@ static void chmod_word(char **argv)
 }
 
 static const struct word words[] = {
-	{"read", 3, file_read},	    {"write", 3, file_write}, {"stat", 1, stat_word},
-	{"list", 1, list_word},	    {"mkdir", 3, mkdir_word}, {"remove", 2, file_remove},
-	{"rename", 2, rename_word}, {"chmod", 2, chmod_word}, {"tree-get", 1, tree_get},
-	{"tree-put", 1, tree_put},
+	{"read", 3, file_read},	      {"write", 3, file_write},	  {"stat", 1, stat_word},
+	{"list", 1, list_word},	      {"mkdir", 3, mkdir_word},	  {"remove", 2, file_remove},
+	{"rename", 2, rename_word},   {"chmod", 2, chmod_word},	  {"tree-get", 1, tree_get},
+	{"tree-put", 1, tree_put},    {"follow", 1, follow_word}, {"tail", 2, file_tail},
+	{"sparse", 1, file_sparse_read}, {"put", 3, file_patch},	  {"truncate", 2, file_truncate},
+	{"utime", 3, file_utime},     {"chown", 3, file_chown},	  {"symlink", 3, file_symlink},
+	{"link", 3, file_link},	      {"copy", 3, file_copy},	  {"move", 3, file_move},
+	{"walk", 4, file_walk},	      {"usage", 1, file_usage},	  {"watch", 2, file_watch},
 };
 
 int file_main(int argc, char **argv)
 {
 	umask(0); /* modes are given; nothing is taken away from them */
+	pipes_widen();
 	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
 		if (strcmp(words[i].name, argv[0]))
 			continue;

@@ -1,4 +1,4 @@
-/* read and write of one file. */
+/* write and put: content from stdin into one file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -9,44 +9,23 @@
 #include <unistd.h>
 
 #include "file.h"
+#include "sparse.h"
 
 enum { NAME_TRIES = 16, NOREPLACE = 1 /* RENAME_NOREPLACE */ };
 
-void file_read(char **argv)
-{
-	uint64_t offset = number_parse(argv[2], 10, INT64_MAX), left = UINT64_MAX;
-	int fd = open(argv[1], O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-	struct stat st;
-
-	if (fd < 0)
-		file_fail(errno, "open");
-	if (strcmp(argv[3], "-1"))
-		left = number_parse(argv[3], 10, INT64_MAX);
-	if (fstat(fd, &st))
-		file_fail(errno, "stat");
-	if (S_ISDIR(st.st_mode))
-		file_fail(EISDIR, "open");
-	/* A FIFO or a terminal would never say that it is at its end. */
-	if (!S_ISREG(st.st_mode))
-		file_fail(EINVAL, "type");
-	while (left) {
-		size_t want = left < FILE_BUFFER ? (size_t)left : FILE_BUFFER;
-		ssize_t n = pread(fd, file_buffer, want, (off_t)offset);
-
-		if (n < 0)
-			file_fail(errno, "read");
-		if (!n)
-			break;
-		write_all(1, file_buffer, (size_t)n, "stdout");
-		offset += (uint64_t)n;
-		left -= (uint64_t)n;
-	}
-}
-
-static void content_take(int fd)
+static void content_take(int fd, bool sparse)
 {
 	size_t n;
 
+	if (sparse) {
+		sparse_take_map(UINT64_MAX);
+		if (ftruncate(fd, (off_t)sparse_end()))
+			file_fail(errno, "write");
+		sparse_take_data(fd);
+		if (in_some(file_buffer, 1))
+			file_fail(EINVAL, "sparse");
+		return;
+	}
 	while ((n = in_some(file_buffer, FILE_BUFFER)))
 		write_all(fd, file_buffer, n, "write");
 }
@@ -71,7 +50,7 @@ static void append(int dir, const char *name, mode_t mode)
 		file_fail(errno, "open");
 	if (fstat(fd, &st) || !S_ISREG(st.st_mode))
 		file_fail(EINVAL, "type");
-	content_take(fd);
+	content_take(fd, false);
 	close(fd);
 }
 
@@ -88,7 +67,7 @@ static void temporary_name(char name[32])
 
 /* Without a name where the file system can: then a helper that is killed, or a full disk, leaves nothing
  * behind. `name` is empty then. */
-static int temporary_open(int dir, char name[32])
+int temporary_open(int dir, char name[32])
 {
 	int fd = openat(dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
 
@@ -109,7 +88,7 @@ static int link_as(int fd, int dir, const char *name)
 }
 
 /* Gives the finished file its name, in the place of what has that name now unless `exclusive`. */
-static int put_in_place(int fd, int dir, char temporary[32], const char *name, bool exclusive)
+int put_in_place(int fd, int dir, char temporary[32], const char *name, bool exclusive)
 {
 	if (!*temporary) {
 		if (!link_as(fd, dir, name))
@@ -148,14 +127,15 @@ static void copy_over(int from, int dir, const char *name)
 	close(to);
 }
 
-static void replace(int dir, const char *name, mode_t mode, bool exclusive, const struct stat *old)
+static void replace(int dir, const char *name, mode_t mode, const char *flags, const struct stat *old)
 {
+	bool exclusive = strchr(flags, 'x') != NULL;
 	char temporary[32];
 	int fd = temporary_open(dir, temporary), error;
 
 	if (fd < 0)
 		file_fail(errno, "create");
-	content_take(fd);
+	content_take(fd, strchr(flags, 's') != NULL);
 	/* A file that root writes for its owner stays the owner's. */
 	if (old && (old->st_uid != geteuid() || old->st_gid != getegid()))
 		(void)!fchown(fd, old->st_uid, old->st_gid);
@@ -170,6 +150,34 @@ static void replace(int dir, const char *name, mode_t mode, bool exclusive, cons
 			unlinkat(dir, temporary, 0);
 		file_fail(error, "rename");
 	}
+	close(fd);
+}
+
+/* put PATH OFFSET FLAGS: over what is there, from an offset on; -1: from the end. In place, so a reader
+ * may see half of it. */
+void file_patch(char **argv)
+{
+	bool at_end = !strcmp(argv[2], "-1");
+	uint64_t offset = at_end ? 0 : number_parse(argv[2], 10, INT64_MAX);
+	int flags = O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+	const char *name;
+	struct stat st;
+	int dir = parent_open(argv[1], &name, strchr(argv[3], 'p') != NULL), fd;
+
+	if (strchr(argv[3], 'c'))
+		flags |= O_CREAT;
+	fd = openat(dir, name, flags | (at_end ? O_APPEND : 0), 0644);
+	if (fd < 0)
+		file_fail(errno, "open");
+	if (fstat(fd, &st) || !S_ISREG(st.st_mode))
+		file_fail(EINVAL, "type");
+	if (lseek(fd, (off_t)offset, SEEK_SET) < 0)
+		file_fail(errno, "seek");
+	content_take(fd, false);
+	if (fstat(fd, &st))
+		file_fail(errno, "stat");
+	record_put(dir, name, argv[1], &st);
+	out_flush();
 	close(fd);
 }
 
@@ -200,6 +208,6 @@ void file_write(char **argv)
 	if (strchr(argv[3], 'a'))
 		append(dir, name, mode);
 	else
-		replace(dir, name, mode, exclusive, exists ? &st : NULL);
+		replace(dir, name, mode, argv[3], exists ? &st : NULL);
 	record_of(dir, name, argv[1]);
 }

@@ -108,8 +108,10 @@ static int entry_take(struct tar *t, const uint8_t *block, char type)
 		memcpy(e->link, block + AT_LINK, n);
 		e->link[n] = 0;
 	}
-	if (t->sparse)
+	if (t->sparse_old || t->sparse_major > 1 || t->sparse_minor)
 		return -EOPNOTSUPP;
+	if (t->sparse_major && (!t->has_real_size || e->real_size > INT64_MAX))
+		return -EINVAL;
 	n = strlen(e->path);
 	e->type = type == 0 || type == '7' ? '0' : type;
 	if (e->type == '0' && n && e->path[n - 1] == '/')
@@ -118,7 +120,10 @@ static int entry_take(struct tar *t, const uint8_t *block, char type)
 		return -EOPNOTSUPP;
 	if (e->type != '0')
 		e->size = 0;
+	e->sparse = e->type == '0' && t->sparse_major;
 	t->has_path = t->has_link = t->has_size = t->has_uid = t->has_gid = t->has_mtime = false;
+	t->has_sparse_name = t->has_real_size = false;
+	t->sparse_major = t->sparse_minor = 0;
 	return TAR_ENTRY;
 }
 
@@ -201,13 +206,33 @@ static bool is(const char *key, size_t n, const char *name)
 	return n == strlen(name) && !memcmp(key, name, n);
 }
 
+/* Format 1.0 only; the older ones have the map in records. */
+static int sparse_take(struct tar *t, const char *key, size_t k, const char *value, size_t n)
+{
+	if (is(key, k, "GNU.sparse.major"))
+		return decimal_take(&t->sparse_major, value, n);
+	if (is(key, k, "GNU.sparse.minor"))
+		return decimal_take(&t->sparse_minor, value, n);
+	if (is(key, k, "GNU.sparse.realsize")) {
+		t->has_real_size = true;
+		return decimal_take(&t->entry.real_size, value, n);
+	}
+	if (is(key, k, "GNU.sparse.name")) {
+		t->has_path = t->has_sparse_name = true;
+		return text_take(t->entry.path, value, n);
+	}
+	t->sparse_old = true;
+	return 0;
+}
+
 static int record_take(struct tar *t, const char *key, size_t k, const char *value, size_t n)
 {
 	struct tar_entry *e = &t->entry;
 	int error = 0;
 
 	if (is(key, k, "path")) {
-		error = text_take(e->path, value, n);
+		if (!t->has_sparse_name)
+			error = text_take(e->path, value, n);
 		t->has_path = true;
 	} else if (is(key, k, "linkpath")) {
 		error = text_take(e->link, value, n);
@@ -225,7 +250,7 @@ static int record_take(struct tar *t, const char *key, size_t k, const char *val
 		error = time_take(e, value, n);
 		t->has_mtime = true;
 	} else if (k > 10 && !memcmp(key, "GNU.sparse", 10)) {
-		t->sparse = true;
+		error = sparse_take(t, key, k, value, n);
 	}
 	return error;
 }

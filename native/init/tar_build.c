@@ -105,14 +105,25 @@ static size_t mtime_record(uint8_t *out, const struct tar_entry *e)
 	return record(out, "mtime", text);
 }
 
+static size_t sparse_records(uint8_t *out, const struct tar_entry *e)
+{
+	size_t n = record(out, "GNU.sparse.major", "1");
+
+	n += record(out + n, "GNU.sparse.minor", "0");
+	n += record(out + n, "GNU.sparse.name", e->path);
+	return n + number_record(out + n, "GNU.sparse.realsize", e->real_size);
+}
+
 static size_t records_build(uint8_t *out, const struct tar_entry *e)
 {
-	bool path = strlen(e->path) > USTAR_NAME, link = strlen(e->link) > USTAR_NAME;
+	bool path = e->sparse || strlen(e->path) > USTAR_NAME, link = strlen(e->link) > USTAR_NAME;
 	size_t n = 0;
 
 	if ((path && !utf8(e->path)) || (link && !utf8(e->link)))
 		n += record(out + n, "hdrcharset", "BINARY");
-	if (path)
+	if (e->sparse)
+		n += sparse_records(out + n, e);
+	else if (path)
 		n += record(out + n, "path", e->path);
 	if (link)
 		n += record(out + n, "linkpath", e->link);
@@ -127,18 +138,26 @@ static size_t records_build(uint8_t *out, const struct tar_entry *e)
 	return n;
 }
 
-size_t tar_build(uint8_t *out, const struct tar_entry *e)
+size_t tar_build_comment(uint8_t *out, const struct tar_entry *e, const char *comment)
 {
 	size_t n = records_build(out + TAR_BLOCK, e), used = 0;
 
+	if (comment)
+		n += record(out + TAR_BLOCK + n, "comment", comment);
 	if (n) {
-		struct tar_entry plain = {.mode = 0644};
+		static const struct tar_entry plain = {.mode = 0644};
 		size_t padded = (n + TAR_BLOCK - 1) / TAR_BLOCK * TAR_BLOCK;
 
 		block_build(out, &plain, 'x', "PaxHeader", n);
 		memset(out + TAR_BLOCK + n, 0, padded - n);
 		used = TAR_BLOCK + padded;
 	}
-	block_build(out + used, e, e->type, e->path, e->size);
+	/* Who does not know about holes must not take the map for the file. */
+	block_build(out + used, e, e->type, e->sparse ? "GNUSparseFile.0/unknown" : e->path, e->size);
 	return used + TAR_BLOCK;
+}
+
+size_t tar_build(uint8_t *out, const struct tar_entry *e)
+{
+	return tar_build_comment(out, e, NULL);
 }

@@ -1,4 +1,5 @@
-/* tree-get PATH: the content of a directory as a tar on stdout. */
+/* tree-get PATH: the content of a directory, or one file, as a tar on stdout. What was left out, and what
+ * changed while it was read, stands in a comment of a last member for the tree itself. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -8,9 +9,10 @@
 #include <unistd.h>
 
 #include "file.h"
+#include "sparse.h"
 #include "tar.h"
 
-enum { LINKS_MAX = 1 << 16 /* a power of two */ };
+enum { LINKS_MAX = 1 << 16 /* a power of two */, NOTES_MAX = 16384 };
 
 /* Files of several names that were sent already. When half full, later ones are sent as copies. */
 struct seen {
@@ -23,6 +25,27 @@ static size_t seen_count;
 
 static struct tar_entry entry; /* entry.path grows and shrinks with the walk */
 static uint8_t header[2 * TAR_BLOCK + TAR_RECORDS_MAX];
+static dev_t home_dev; /* /proc and its like below a tree are none of it */
+static char notes[NOTES_MAX + 64];
+static size_t notes_used;
+static uint64_t notes_lost;
+
+/* A line about entry.path; what would break the line is a question mark. */
+static void note(const char *what)
+{
+	size_t n = strlen(what), length = strlen(entry.path);
+
+	if (notes_used + n + length + 3 > NOTES_MAX) {
+		notes_lost++;
+		return;
+	}
+	memcpy(notes + notes_used, what, n);
+	notes_used += n;
+	notes[notes_used++] = ' ';
+	for (const char *c = entry.path; *c; c++)
+		notes[notes_used++] = (unsigned char)*c < ' ' ? '?' : *c;
+	notes[notes_used++] = '\n';
+}
 
 /* The first name of this file, or NULL if this is it. */
 static const char *first_name(const struct stat *st)
@@ -45,15 +68,21 @@ static const char *first_name(const struct stat *st)
 	return NULL;
 }
 
-static void header_put(const struct stat *st, char type, uint64_t size)
+static void header_fill(const struct stat *st, char type, uint64_t size)
 {
 	entry.type = type;
 	entry.size = size;
+	entry.sparse = false;
 	entry.mode = st->st_mode & 07777;
 	entry.uid = st->st_uid;
 	entry.gid = st->st_gid;
 	entry.mtime = st->st_mtim.tv_sec;
 	entry.mtime_ns = (uint32_t)st->st_mtim.tv_nsec;
+}
+
+static void header_put(const struct stat *st, char type, uint64_t size)
+{
+	header_fill(st, type, size);
 	out_bytes(header, tar_build(header, &entry));
 	entry.link[0] = 0;
 }
@@ -67,24 +96,53 @@ static void padding_put(uint64_t size)
 }
 
 /* Exactly the size that the header told: a file that shrinks meanwhile is filled with zeros. */
-static void content_put(int fd, uint64_t size)
+static bool content_put(int fd, uint64_t size)
 {
-	uint64_t left = size;
+	uint64_t at = 0;
+	bool whole = true;
 
-	while (left) {
-		size_t want = left < FILE_BUFFER ? (size_t)left : FILE_BUFFER;
-		ssize_t n = read(fd, file_buffer, want);
+	while (at < size) {
+		size_t want = size - at < FILE_BUFFER ? (size_t)(size - at) : FILE_BUFFER;
+		ssize_t n = pread(fd, file_buffer, want, (off_t)at);
 
 		if (n < 0)
 			file_fail(errno, "read");
 		if (n == 0) {
 			memset(file_buffer, 0, want);
 			n = (ssize_t)want;
+			whole = false;
 		}
 		out_bytes(file_buffer, (size_t)n);
-		left -= (uint64_t)n;
+		at += (uint64_t)n;
 	}
-	padding_put(size);
+	return whole;
+}
+
+static void holes_header(const struct stat *st)
+{
+	header_fill(st, '0', sparse_map_size() + sparse_data_size());
+	entry.sparse = true;
+	entry.real_size = (uint64_t)st->st_size;
+	out_bytes(header, tar_build(header, &entry));
+}
+
+static void regular_put(int fd, const struct stat *st)
+{
+	bool holes = sparse_scan(fd, st), whole;
+	struct stat now;
+
+	if (holes) {
+		holes_header(st);
+		whole = sparse_put(fd);
+		padding_put(entry.size);
+	} else {
+		header_put(st, '0', (uint64_t)st->st_size);
+		whole = content_put(fd, (uint64_t)st->st_size);
+		padding_put((uint64_t)st->st_size);
+	}
+	if (!whole || fstat(fd, &now) || now.st_mtim.tv_sec != st->st_mtim.tv_sec ||
+	    now.st_mtim.tv_nsec != st->st_mtim.tv_nsec || now.st_size != st->st_size)
+		note("changed");
 }
 
 static void file_put(int dir, const char *name, const struct stat *listed)
@@ -98,13 +156,14 @@ static void file_put(int dir, const char *name, const struct stat *listed)
 		header_put(listed, '1', 0);
 		return;
 	}
-	fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	fd = regular_open(dir, name, &st);
+	if (fd == -ENOENT || fd == -ELOOP || fd == -EINVAL) {
+		note("changed"); /* removed, or something else by now */
+		return;
+	}
 	if (fd < 0)
-		file_fail(errno, "open");
-	if (fstat(fd, &st) || !S_ISREG(st.st_mode))
-		file_fail(EAGAIN, "changed");
-	header_put(&st, '0', (uint64_t)st.st_size);
-	content_put(fd, (uint64_t)st.st_size);
+		file_fail(-fd, "open");
+	regular_put(fd, &st);
 	close(fd);
 }
 
@@ -112,8 +171,10 @@ static void link_put(int dir, const char *name, const struct stat *st)
 {
 	ssize_t n = readlinkat(dir, name, entry.link, sizeof(entry.link) - 1);
 
-	if (n < 0)
-		file_fail(errno, "readlink");
+	if (n < 0) {
+		note("changed");
+		return;
+	}
 	entry.link[n] = 0;
 	header_put(st, '2', 0);
 }
@@ -123,15 +184,24 @@ static void walk(int fd, int depth);
 static void directory_put(int dir, const char *name, const struct stat *st, int depth)
 {
 	size_t n = strlen(entry.path);
-	int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	int fd = directory_below(dir, name);
 
+	if (fd == -ENOENT || fd == -ENOTDIR || fd == -ELOOP) {
+		note("changed");
+		return;
+	}
 	if (fd < 0)
-		file_fail(errno, "open");
+		file_fail(-fd, "open");
 	if (depth >= FILE_DEPTH_MAX || n + 2 > sizeof(entry.path))
 		file_fail(ENAMETOOLONG, "depth");
 	strcpy(entry.path + n, "/");
 	header_put(st, '5', 0);
-	walk(fd, depth + 1);
+	if (st->st_dev == home_dev) {
+		walk(fd, depth + 1);
+	} else {
+		note("another file system:");
+		close(fd);
+	}
 	entry.path[n] = 0;
 }
 
@@ -152,7 +222,8 @@ static void member_put(int dir, const char *name, int depth)
 		link_put(dir, name, &st);
 	else if (S_ISFIFO(st.st_mode))
 		header_put(&st, '6', 0);
-	/* Sockets cannot be stored; devices belong to the sandbox that made them. */
+	else /* sockets cannot be stored; devices belong to the sandbox that made them */
+		note("skipped");
 }
 
 /* Takes fd. */
@@ -169,7 +240,7 @@ static void walk(int fd, int depth)
 		d = readdir(dir);
 		if (!d)
 			break;
-		if (!strcmp(d->d_name, ".") || !strcmp(d->d_name, ".."))
+		if (is_dots(d->d_name))
 			continue;
 		if (n + strlen(d->d_name) + 2 > sizeof(entry.path))
 			file_fail(ENAMETOOLONG, "depth");
@@ -182,14 +253,44 @@ static void walk(int fd, int depth)
 	closedir(dir);
 }
 
+static void notes_put(const struct stat *st)
+{
+	size_t n = notes_used;
+
+	if (!n)
+		return;
+	if (notes_lost) {
+		memcpy(notes + n, "more ", 5);
+		n += 5;
+		n += number_text(notes + n, notes_lost, 10, 1);
+		notes[n++] = '\n';
+	}
+	notes[n - 1] = 0;
+	strcpy(entry.path, "./");
+	header_fill(st, '5', 0);
+	out_bytes(header, tar_build_comment(header, &entry, notes));
+}
+
 void tree_get(char **argv)
 {
 	static const uint8_t end[2 * TAR_BLOCK];
-	int fd = open(argv[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int fd = open(argv[1], O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	const char *name;
+	struct stat st;
 
-	if (fd < 0)
+	if (fd < 0 || fstat(fd, &st))
 		file_fail(errno, "open");
-	walk(fd, 0);
+	home_dev = st.st_dev;
+	if (S_ISDIR(st.st_mode)) {
+		walk(fd, 0);
+	} else if (S_ISREG(st.st_mode)) {
+		name = strrchr(argv[1], '/');
+		strcpy(entry.path, name ? name + 1 : argv[1]);
+		regular_put(fd, &st);
+	} else {
+		file_fail(EINVAL, "type");
+	}
+	notes_put(&st);
 	out_bytes(end, sizeof(end));
 	out_flush();
 }

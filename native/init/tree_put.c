@@ -2,15 +2,13 @@
  * it: parents are opened with RESOLVE_BENEATH and without links, the last component never follows. */
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/openat2.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "file.h"
+#include "sparse.h"
 #include "tar.h"
-#include "weak.h"
 
 enum { IDS = 65536, LATER_MAX = 32 << 20 };
 
@@ -19,6 +17,8 @@ struct later {
 	struct later *next;
 	struct timespec mtime;
 	uint32_t mode;
+	uid_t uid; /* -1: stays */
+	gid_t gid;
 	char path[];
 };
 
@@ -30,12 +30,12 @@ static char meta[TAR_META_MAX + TAR_BLOCK];
 
 static int open_beneath(const char *path, uint64_t flags)
 {
-	struct open_how how = {.flags = flags | O_CLOEXEC,
-			       .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS};
+	int fd = beneath_open(root, path, flags);
 
-	if (weak("beneath"))
-		return openat(root, *path ? path : ".", (int)how.flags);
-	return (int)syscall(SYS_openat2, root, *path ? path : ".", &how, sizeof(how));
+	if (fd >= 0)
+		return fd;
+	errno = -fd;
+	return -1;
 }
 
 /* mkdir -p of a member's parent. */
@@ -99,13 +99,12 @@ static void clear_way(int dir, const char *name)
 }
 
 /* Ids only where we may give them away; those that this sandbox does not have become the caller's. */
-static void owner_set(int dir, const char *name)
+static void owner_of(uid_t *uid, gid_t *gid)
 {
-	uid_t uid = tar.entry.uid < IDS ? (uid_t)tar.entry.uid : 0;
-	gid_t gid = tar.entry.gid < IDS ? (gid_t)tar.entry.gid : 0;
+	bool give = !geteuid() && (tar.entry.uid || tar.entry.gid);
 
-	if (!geteuid() && (uid || gid))
-		(void)!fchownat(dir, name, uid, gid, AT_SYMLINK_NOFOLLOW);
+	*uid = !give ? (uid_t)-1 : tar.entry.uid < IDS ? (uid_t)tar.entry.uid : 0;
+	*gid = !give ? (gid_t)-1 : tar.entry.gid < IDS ? (gid_t)tar.entry.gid : 0;
 }
 
 static struct timespec mtime_of(void)
@@ -120,51 +119,114 @@ static void mtime_set(int dir, const char *name)
 	utimensat(dir, name, times, AT_SYMLINK_NOFOLLOW);
 }
 
+static void padding_take(uint64_t size)
+{
+	size_t padding = (size_t)((TAR_BLOCK - size % TAR_BLOCK) % TAR_BLOCK);
+	uint8_t waste[TAR_BLOCK];
+
+	if (padding && !in_exactly(waste, padding))
+		file_fail(EIO, "truncated");
+}
+
 static void content_take(int fd, uint64_t size)
 {
-	uint64_t left = size, padding = (TAR_BLOCK - size % TAR_BLOCK) % TAR_BLOCK;
+	uint64_t left = size;
 
 	while (left) {
 		size_t n = in_some(file_buffer, left < FILE_BUFFER ? (size_t)left : FILE_BUFFER);
 
 		if (!n)
 			file_fail(EIO, "truncated");
-		if (fd >= 0)
-			write_all(fd, file_buffer, n, "write");
+		write_all(fd, file_buffer, n, "write");
 		left -= n;
 	}
-	if (padding && !in_exactly(file_buffer, (size_t)padding))
-		file_fail(EIO, "truncated");
 }
 
-static void file_make(int dir, const char *name)
+static void holes_take(int fd)
 {
-	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-	struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, mtime_of()};
-	int fd = openat(dir, name, flags, 0600);
+	uint64_t size = sparse_take_map(tar.entry.real_size);
 
-	if (fd < 0 && errno == EEXIST) {
-		clear_way(dir, name);
-		fd = openat(dir, name, flags, 0600);
-	}
-	if (fd < 0)
-		file_fail(errno, "create");
-	content_take(fd, tar.entry.size);
-	owner_set(dir, name);
+	if (size + sparse_data_size() != tar.entry.size)
+		file_fail(EINVAL, "sparse");
+	if (ftruncate(fd, (off_t)tar.entry.real_size))
+		file_fail(errno, "write");
+	sparse_take_data(fd);
+}
+
+static void attributes_set(int fd)
+{
+	struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, mtime_of()};
+	uid_t uid;
+	gid_t gid;
+
+	owner_of(&uid, &gid);
+	if (uid != (uid_t)-1)
+		(void)!fchown(fd, uid, gid);
 	if (fchmod(fd, tar.entry.mode)) /* after the owner: chown takes the set-id bits away */
 		file_fail(errno, "chmod");
 	futimens(fd, times);
+}
+
+/* The file appears whole, or not at all: a transfer may break off anywhere. */
+static void file_make_aside(int dir, const char *name, size_t here)
+{
+	char temporary[32];
+	int fd = temporary_open(dir, temporary), error;
+
+	if (fd < 0)
+		file_fail(errno, "create");
+	if (here)
+		write_all(fd, file_buffer, here, "write");
+	else if (tar.entry.sparse)
+		holes_take(fd);
+	else
+		content_take(fd, tar.entry.size);
+	attributes_set(fd);
+	error = put_in_place(fd, dir, temporary, name, false);
+	if (error && *temporary)
+		unlinkat(dir, temporary, 0);
+	if (error)
+		file_fail(error, "replace");
 	close(fd);
 }
 
-static void later_apply(const char *path, uint32_t mode, struct timespec mtime)
+/* A small one has come as a whole before its name is made. */
+static void file_make(int dir, const char *name)
 {
-	struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, mtime};
-	int fd = open_beneath(path, O_RDONLY | O_DIRECTORY);
+	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+	uint64_t size = tar.entry.size;
+	int fd;
+
+	if (size > FILE_BUFFER || tar.entry.sparse) {
+		file_make_aside(dir, name, 0);
+		padding_take(size);
+		return;
+	}
+	if (size && !in_exactly(file_buffer, (size_t)size))
+		file_fail(EIO, "truncated");
+	padding_take(size);
+	fd = openat(dir, name, flags, 0600);
+	if (fd < 0 && errno == EEXIST) {
+		file_make_aside(dir, name, (size_t)size);
+		return;
+	}
+	if (fd < 0)
+		file_fail(errno, "create");
+	write_all(fd, file_buffer, (size_t)size, "write");
+	attributes_set(fd);
+	close(fd);
+}
+
+static void later_apply(const struct later *l)
+{
+	struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, l->mtime};
+	int fd = open_beneath(l->path, O_RDONLY | O_DIRECTORY);
 
 	if (fd < 0)
 		file_fail(errno, "directory");
-	if (fchmod(fd, mode))
+	if (l->uid != (uid_t)-1)
+		(void)!fchown(fd, l->uid, l->gid);
+	if (fchmod(fd, l->mode))
 		file_fail(errno, "chmod");
 	futimens(fd, times);
 	close(fd);
@@ -185,15 +247,18 @@ static void directory_make(int dir, const char *name)
 				file_fail(errno, "mkdir");
 		}
 	}
-	owner_set(dir, name);
-	l = later_bytes + size <= LATER_MAX ? malloc(size) : NULL;
-	if (!l) {
-		later_apply(tar.entry.path, tar.entry.mode, mtime_of());
+	l = malloc(size);
+	if (!l)
+		file_fail(ENOMEM, "directory");
+	*l = (struct later){.next = later, .mtime = mtime_of(), .mode = tar.entry.mode};
+	owner_of(&l->uid, &l->gid);
+	strcpy(l->path, tar.entry.path);
+	if (later_bytes + size > LATER_MAX) {
+		later_apply(l);
+		free(l);
 		return;
 	}
 	later_bytes += size;
-	*l = (struct later){.next = later, .mtime = mtime_of(), .mode = tar.entry.mode};
-	strcpy(l->path, tar.entry.path);
 	later = l;
 }
 
@@ -226,11 +291,16 @@ static void hard_link_make(int dir, const char *name)
 
 static void special_make(int dir, const char *name)
 {
+	uid_t uid;
+	gid_t gid;
+
 	clear_way(dir, name);
 	if (tar.entry.type == '2' ? symlinkat(tar.entry.link, dir, name)
 				  : mkfifoat(dir, name, tar.entry.mode & 0777))
 		file_fail(errno, "create");
-	owner_set(dir, name);
+	owner_of(&uid, &gid);
+	if (uid != (uid_t)-1)
+		(void)!fchownat(dir, name, uid, gid, AT_SYMLINK_NOFOLLOW);
 	mtime_set(dir, name);
 }
 
@@ -307,7 +377,7 @@ void tree_put(char **argv)
 		struct later *l = later;
 
 		later = l->next;
-		later_apply(l->path, l->mode, l->mtime);
+		later_apply(l);
 		free(l);
 	}
 }

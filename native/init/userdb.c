@@ -218,3 +218,27 @@ int identity_resolve(const char *spec, struct identity *out)
 		copy(out->shell, sizeof(out->shell), "/bin/sh");
 	return 0;
 }
+
+struct named {
+	const char *name;
+	unsigned int gid;
+	bool found;
+};
+
+static bool group_named(char *line, void *arg)
+{
+	struct named *n = arg;
+	char *f[4];
+
+	n->found = split(line, f, 4) && !strcmp(f[0], n->name) && id_parse(f[2], &n->gid);
+	return n->found;
+}
+
+int group_resolve(const char *name, unsigned int *gid)
+{
+	struct named n = {.name = name};
+
+	scan("/etc/group", group_named, &n);
+	*gid = n.gid;
+	return n.found ? 0 : -EINVAL;
+}

@@ -37,5 +37,7 @@ void group_line(char *line, const char *name, struct identity *out);
 
 /* spec is "name", "uid" or "uid:gid". 0, or -EINVAL for a user that there is not. */
 int identity_resolve(const char *spec, struct identity *out);
+/* The gid of a group by its name. 0, or -EINVAL. */
+int group_resolve(const char *name, unsigned int *gid);
 
 #endif

@@ -37,6 +37,19 @@ static int read_back(const uint8_t *at, size_t n)
 	return TAR_END;
 }
 
+static int meta(char type, const char *text, size_t n)
+{
+	char *copy = malloc(n ? n : 1);
+	int error;
+
+	memset(&tar, 0, sizeof(tar));
+	tar.meta_type = type;
+	memcpy(copy, text, n);
+	error = tar_meta(&tar, copy, n);
+	free(copy);
+	return error;
+}
+
 static void round_trip(const char *path, const char *link, char type, uint64_t size, int64_t mtime,
 		       uint32_t ns)
 {
@@ -82,6 +95,22 @@ static void test_round_trips(void)
 	round_trip(name, name, '2', 0, -1, 999999999);
 }
 
+static void test_holes(void)
+{
+	static struct tar_entry e = {.type = '0', .path = "d/h", .size = 1024, .sparse = true,
+				     .real_size = 1ull << 40, .mode = 0600};
+
+	CHECK(read_back(blocks, tar_build_comment(blocks, &e, "skipped x")) == TAR_ENTRY);
+	CHECK(tar.entry.sparse && !strcmp(tar.entry.path, "d/h"));
+	CHECK(tar.entry.size == 1024 && tar.entry.real_size == 1ull << 40);
+	e.sparse = false; /* and the next one is plain again */
+	CHECK(read_back(blocks, tar_build(blocks, &e)) == TAR_ENTRY && !tar.entry.sparse);
+	CHECK(!meta('x', "22 GNU.sparse.major=2\n", 22));
+	CHECK(tar_header(&tar, blocks) == -EOPNOTSUPP);
+	CHECK(!meta('x', "22 GNU.sparse.major=1\n", 22)); /* without its size */
+	CHECK(tar_header(&tar, blocks) == -EINVAL);
+}
+
 static void test_clean(void)
 {
 	static const struct {
@@ -101,19 +130,6 @@ static void test_clean(void)
 	}
 }
 
-static int meta(char type, const char *text, size_t n)
-{
-	char *copy = malloc(n ? n : 1);
-	int error;
-
-	memset(&tar, 0, sizeof(tar));
-	tar.meta_type = type;
-	memcpy(copy, text, n);
-	error = tar_meta(&tar, copy, n);
-	free(copy);
-	return error;
-}
-
 static void test_records(void)
 {
 	char longer[TAR_PATH + 64];
@@ -128,7 +144,8 @@ static void test_records(void)
 	CHECK(meta('x', "11 size=1x\n", 11) == -EINVAL);
 	CHECK(meta('x', "9 size=\n\n", 9) == -EINVAL);
 	CHECK(meta('x', "11", 2) == -EINVAL);
-	CHECK(!meta('x', "22 GNU.sparse.major=1\n", 22) && tar.sparse);
+	CHECK(!meta('x', "22 GNU.sparse.major=1\n", 22) && tar.sparse_major == 1);
+	CHECK(!meta('x', "24 GNU.sparse.map=0,512\n", 24) && tar.sparse_old);
 	CHECK(!meta('L', "name\0junk", 9) && !strcmp(tar.entry.path, "name"));
 	CHECK(!meta('g', "11 path=ab\n", 11) && !tar.has_path);
 	memset(longer, 'p', sizeof(longer));
@@ -154,6 +171,7 @@ static void test_damage(void)
 int main(void)
 {
 	test_round_trips();
+	test_holes();
 	test_clean();
 	test_records();
 	test_damage();

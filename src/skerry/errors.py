@@ -9,6 +9,8 @@
     ├── SandboxError              what runs inside, or the image, is at fault
     │   ├── SandboxFailed         it did not start, or died
     │   ├── FileRefused           a file operation was refused inside (fields: errno, path)
+    │   │   ├── FileDenied        the user has no right to it: the caller's fault
+    │   │   └── DiskFull          the sandbox's own disk, or its quota, is full
     │   ├── PortRefused           nothing answers on a port inside (fields: errno, port)
     │   └── ImageBroken           a layer is damaged or unusable
     ├── PlatformError             Skerry or its machines are at fault; safe to try again
@@ -116,6 +118,21 @@ class PortRefused(SandboxError):
     http_status = 400
 
 
+class FileDenied(FileRefused):
+    """The user for whom a file operation was done has no right to it (EACCES, EPERM, EROFS)."""
+
+    code = "file_denied"
+    fault = Fault.CALLER
+    http_status = 403
+
+
+class DiskFull(FileRefused):
+    """The sandbox's disk or its quota is full (ENOSPC, EDQUOT); what was there before is unchanged."""
+
+    code = "disk_full"
+    http_status = 507
+
+
 class ImageBroken(SandboxError):
     """A layer is damaged, or is not what its name promises."""
 
@@ -178,6 +195,8 @@ BY_CODE: dict[str, type[SkerryError]] = {
         SandboxError,
         SandboxFailed,
         FileRefused,
+        FileDenied,
+        DiskFull,
         PortRefused,
         ImageBroken,
         PlatformError,

@@ -695,7 +695,7 @@ def records(data: bytes) -> dict[bytes, tuple[str, int, int, int, int, bytes]]:
     out = {}
     while data:
         head, _, data = data.partition(b"\n")
-        kind, mode, uid, gid, size, _mtime, n, k = head.decode().split()
+        kind, mode, uid, gid, size, _mtime, n, k, _allocated = head.decode().split()
         name, link = data[: int(n)], data[int(n) : int(n) + int(k)]
         data = data[int(n) + int(k) :]
         out[name] = (kind, int(mode, 8), int(uid), int(gid), int(size), link)

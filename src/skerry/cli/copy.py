@@ -119,6 +119,7 @@ async def _download(app: App, sandbox: Sandbox, here: Place, there: Place, user:
     if there.stream:
         counter = Counter()
         files = sandbox.files
+        chunks: AsyncIterator[bytes]
         if directory:
             chunks = files.get_tree(here.path, user=user)
         else:

@@ -1,85 +1,43 @@
 """Files of a sandbox, through the agent's file helper (native/PROTOCOL.md, "File helper").
 
 The helper acts inside, as the target user, so it can do what that user can and no more. What comes
-back is hostile: records are parsed within bounds, and a failure is believed only as a failure.
-Errors: NotFound (ENOENT) and FileRefused carry `errno` and `path`; Unavailable when the channel is
-lost: then a change may or may not have been made.
+back is hostile: `skerry.guest.records` parses it within bounds, and a failure is believed only as a
+failure. Errors: NotFound (ENOENT), FileDenied, DiskFull and FileRefused carry `errno` and `path`;
+Unavailable when the channel is lost: then a change may or may not have been made.
+
+Nothing waits for ever on a helper that is stopped inside: operations on names have a timeout, and a
+transfer in which neither side moves for STALL_S is given up (FileRefused, ETIMEDOUT).
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
-from skerry.errors import FileRefused, NotFound, SkerryError
+from skerry.errors import FileRefused
 from skerry.guest.api import Kind, Operation, Outcome, Stream
 from skerry.guest.client import GuestClient
 from skerry.guest.operation import RunningOperation
 from skerry.guest.output import MemorySink, PullSink
-from skerry.spec.files import FileInfo, FileType
+from skerry.guest.records import (
+    NAME_BYTES_MAX,
+    event_reader,
+    helper_error,
+    info_reader,
+    parse_records,
+    parse_usage,
+)
+from skerry.spec.files import FileInfo, TreeUsage, WatchEvent
 
 LISTING_BYTES_MAX: Final = 16 * 1024 * 1024
-NAME_BYTES_MAX: Final = 4096
-_EIO, _E2BIG, _ENOENT, _EINTR, _ETIMEDOUT = 5, 7, 2, 4, 110
-_RECORD = re.compile(
-    rb"([fdlpscb]) ([0-7]{1,6}) ([0-9]{1,10}) ([0-9]{1,10}) ([0-9]{1,19}) (-?[0-9]{1,20})"
-    rb" ([0-9]{1,4}) ([0-9]{1,4})\n"
-)
-_FAILURE = re.compile(rb"([0-9]{1,4}) ([ -~]{1,64})")
-
+QUICK_MS: Final = 60_000  # for what looks at or changes one name
+LONG_MS: Final = 3_600_000  # for what goes through a tree
+STALL_S: Final = 300.0
+_EIO, _E2BIG, _ETIMEDOUT = 5, 7, 110
 NewOperation = Callable[[], tuple[int, bytes]]
-
-
-def parse_records(data: bytes) -> list[FileInfo]:
-    """Returns the records of `stat`, `list` and `write`; raises FileRefused if they are none."""
-    found = []
-    at = 0
-    while at < len(data):
-        match = _RECORD.match(data, at)
-        if match is None:
-            raise FileRefused(f"the file helper's answer is no record at byte {at}", errno=_EIO)
-        kind, mode, uid, gid, size, mtime, name_length, link_length = match.groups()
-        middle = match.end() + int(name_length)
-        end = middle + int(link_length)
-        name, link = data[match.end() : middle], data[middle:end]
-        if end > len(data) or not name or b"\0" in name + link:
-            raise FileRefused(f"the file helper's answer is cut off at byte {at}", errno=_EIO)
-        found.append(
-            FileInfo(
-                name=os.fsdecode(name),
-                type=FileType(kind.decode()),
-                mode=int(mode, 8),
-                uid=int(uid),
-                gid=int(gid),
-                size=int(size),
-                mtime=int(mtime) / 1e9,
-                target=os.fsdecode(link) if kind == b"l" else None,
-            )
-        )
-        at = end
-    return found
-
-
-def helper_error(outcome: Outcome, stderr: bytes, path: str) -> SkerryError | None:
-    """Returns the error that a helper's end means; None if it succeeded."""
-    if outcome.exit_code == 0:
-        return None
-    errno, step = _EIO, "helper"
-    match = _FAILURE.match(stderr)
-    if outcome.error_step is not None:
-        errno, step = outcome.errno or _EIO, outcome.error_step
-    elif outcome.timed_out:
-        errno, step = _ETIMEDOUT, "timeout"
-    elif outcome.signal is not None:
-        errno, step = _EINTR, f"killed by signal {outcome.signal}"
-    elif match is not None:
-        errno, step = int(match[1]), match[2].decode("ascii")
-    message = f"{path}: {os.strerror(errno)} ({step})"
-    if errno == _ENOENT and outcome.error_step is None:
-        return NotFound(message, errno=errno, path=path)
-    return FileRefused(message, errno=errno, path=path, step=step)
 
 
 class GuestFiles:
@@ -112,23 +70,115 @@ class GuestFiles:
 
     async def mkdir(self, path: str, mode: int = 0o755, *, parents: bool = False) -> None:
         """Makes a directory; with `parents` also those above it, and one that exists is fine."""
-        await self._records(path, "mkdir", path, f"{mode:o}", "p" if parents else "-")
+        await self._records(path, "mkdir", path, f"{mode:o}", _flags(p=parents))
+
+    async def follow(self, path: str) -> FileInfo:
+        """Returns what a path leads to."""
+        return _one(await self._records(path, "follow", path), path)
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Removes a file, a link, or a directory, which must be empty unless `recursive`."""
-        await self._records(path, "remove", path, "r" if recursive else "-")
+        await self._records(path, "remove", path, _flags(r=recursive), ms=LONG_MS)
 
     async def rename(self, path: str, to: str) -> None:
         """Moves within one file system, replacing what is there."""
         await self._records(path, "rename", path, to)
 
+    async def move(
+        self, path: str, to: str, *, parents: bool = False, exclusive: bool = False
+    ) -> None:
+        """Moves, replacing what is there; onto another file system by a copy, which costs more."""
+        await self._records(path, "move", path, to, _flags(p=parents, x=exclusive), ms=LONG_MS)
+
+    async def copy(
+        self,
+        path: str,
+        to: str,
+        *,
+        recursive: bool = False,
+        parents: bool = False,
+        exclusive: bool = False,
+    ) -> None:
+        """Copies content, modes (no set-id bits) and times; files appear whole, holes stay."""
+        flags = _flags(r=recursive, p=parents, x=exclusive)
+        await self._records(path, "copy", path, to, flags, ms=LONG_MS)
+
     async def chmod(self, path: str, mode: int) -> None:
         """Sets the permission bits."""
         await self._records(path, "chmod", path, f"{mode:o}")
 
-    async def read(self, path: str, offset: int = 0, length: int = -1) -> AsyncIterator[bytes]:
-        """Yields the content from `offset` on, `length` bytes or to the end, in constant memory."""
+    async def chown(
+        self, path: str, owner: str, *, recursive: bool = False, follow: bool = True
+    ) -> None:
+        """Gives a path, or all below it, to "USER", "USER:GROUP" or ":GROUP"."""
+        flags = _flags(r=recursive, h=not follow)
+        await self._records(path, "chown", path, owner, flags, ms=LONG_MS)
+
+    async def symlink(
+        self, path: str, target: str, *, parents: bool = False, replace: bool = False
+    ) -> None:
+        """Makes a symbolic link at `path`."""
+        await self._records(path, "symlink", path, target, _flags(p=parents, f=replace))
+
+    async def link(self, path: str, to: str, *, parents: bool = False) -> None:
+        """Gives the file `to` the further name `path`."""
+        await self._records(path, "link", path, to, _flags(p=parents))
+
+    async def truncate(self, path: str, size: int) -> None:
+        """Cuts a file, or lengthens it by a hole."""
+        await self._records(path, "truncate", path, str(size))
+
+    async def utime(self, path: str, atime_ns: int | None, mtime_ns: int | None) -> None:
+        """Sets times, of a link itself; None keeps one, both None: now."""
+        now = atime_ns is None and mtime_ns is None
+        times = [
+            "now" if now else "keep" if time is None else str(time) for time in (atime_ns, mtime_ns)
+        ]
+        await self._records(path, "utime", path, *times)
+
+    async def usage(self, path: str) -> TreeUsage:
+        """Returns what a tree takes up; other file systems below it are not part of it."""
+        return parse_usage(await self._answer(path, "usage", path, ms=LONG_MS))
+
+    async def walk(
+        self, path: str, *, depth: int | None = None, types: str = "", glob: str = ""
+    ) -> AsyncGenerator[list[FileInfo]]:
+        """Yields what is below a directory, some entries at a time, in constant memory.
+
+        Names are paths relative to it, parents come before children, links are not followed. A
+        directory that could not be looked into has `unreadable` set.
+        """
+        reader = info_reader()
+        words = ("walk", path, str(-1 if depth is None else depth), types or "-", glob)
+        async for piece in self._pull(path, *words):
+            if found := reader.feed(piece):
+                yield found
+        reader.finish()
+
+    async def watch(self, path: str, *, recursive: bool = False) -> AsyncGenerator[WatchEvent]:
+        """Yields what happens, READY first, until `path` itself is gone: its removal is the last."""
+        reader = event_reader(path)
+        async for piece in self._pull(path, "watch", path, _flags(r=recursive), stall_s=None):
+            for event in reader.feed(piece):
+                yield event
+        reader.finish()
+
+    async def read(self, path: str, offset: int = 0, length: int = -1) -> AsyncGenerator[bytes]:
+        """Yields the content from `offset` on, `length` bytes or to the end, in constant memory.
+
+        The end is where it was when the file was opened, however it grows.
+        """
         async for piece in self._pull(path, "read", path, str(offset), str(length)):
+            yield piece
+
+    async def tail(self, path: str, length: int) -> AsyncGenerator[bytes]:
+        """Yields the last bytes, at most `length`."""
+        async for piece in self._pull(path, "tail", path, str(length)):
+            yield piece
+
+    async def read_sparse(self, path: str) -> AsyncGenerator[bytes]:
+        """Yields a map of the pieces that hold data, then the pieces (GNU tar's sparse 1.0)."""
+        async for piece in self._pull(path, "sparse", path):
             yield piece
 
     async def write(
@@ -140,17 +190,23 @@ class GuestFiles:
         parents: bool = False,
         append: bool = False,
         exclusive: bool = False,
+        sparse: bool = False,
     ) -> FileInfo:
         """Writes a file as a whole and returns what it is now: no reader sees half of it.
 
-        If `content` raises, the file stays as it was, and the exception goes on to the caller.
+        If `content` raises, the file stays as it was, and the exception goes on to the caller. With
+        `sparse` the content is a map of pieces and the pieces.
         """
-        flags = "p" * parents + "a" * append + "x" * exclusive
-        sink = MemorySink(2 * NAME_BYTES_MAX)
-        await self._push(path, content, sink, "write", path, f"{mode:o}", flags or "-")
-        return _one(parse_records(sink.output(Stream.STDOUT)), path)
+        flags = _flags(p=parents, a=append, x=exclusive, s=sparse)
+        return await self._write(path, content, "write", path, f"{mode:o}", flags)
 
-    async def tree_get(self, path: str) -> AsyncIterator[bytes]:
+    async def put(
+        self, path: str, content: AsyncIterator[bytes], offset: int, *, parents: bool = False
+    ) -> FileInfo:
+        """Writes over what is there from `offset` on, in place; a missing file is made."""
+        return await self._write(path, content, "put", path, str(offset), _flags(c=True, p=parents))
+
+    async def tree_get(self, path: str) -> AsyncGenerator[bytes]:
         """Yields a pax tar of a directory's content, in constant memory."""
         async for piece in self._pull(path, "tree-get", path):
             yield piece
@@ -161,8 +217,13 @@ class GuestFiles:
 
     # --- inside ------------------------------------------------------------------------------------
 
+    async def _write(self, path: str, content: AsyncIterator[bytes], *words: str) -> FileInfo:
+        sink = MemorySink(2 * NAME_BYTES_MAX)
+        await self._push(path, content, sink, *words)
+        return _one(parse_records(sink.output(Stream.STDOUT)), path)
+
     def _start(
-        self, sink: MemorySink | PullSink, words: tuple[str, ...], *, stdin: bool
+        self, sink: MemorySink | PullSink, words: tuple[str, ...], *, stdin: bool, ms: int = 0
     ) -> RunningOperation:
         handle, op_id = self._new_operation()
         operation = Operation(
@@ -173,12 +234,16 @@ class GuestFiles:
             cwd=self._cwd,
             user=self._user,
             stdin=stdin,
+            timeout_ms=ms,
         )
         return self._client.start(operation, sink)
 
-    async def _records(self, path: str, *words: str) -> list[FileInfo]:
+    async def _records(self, path: str, *words: str, ms: int = QUICK_MS) -> list[FileInfo]:
+        return parse_records(await self._answer(path, *words, ms=ms))
+
+    async def _answer(self, path: str, *words: str, ms: int = QUICK_MS) -> bytes:
         sink = MemorySink(LISTING_BYTES_MAX)
-        running = self._start(sink, words, stdin=False)
+        running = self._start(sink, words, stdin=False, ms=ms)
         try:
             outcome = await running.wait()
         finally:
@@ -186,7 +251,7 @@ class GuestFiles:
         _check(outcome, sink.output(Stream.STDERR), path)
         if sink.truncated:
             raise FileRefused(f"{path}: too many entries", errno=_E2BIG, path=path)
-        return parse_records(sink.output(Stream.STDOUT))
+        return sink.output(Stream.STDOUT)
 
     async def _push(
         self, path: str, content: AsyncIterator[bytes], sink: MemorySink, *words: str
@@ -196,25 +261,49 @@ class GuestFiles:
             async for piece in content:
                 if running.ended:
                     break
-                await running.write_stdin(piece)
-            await running.close_stdin()
-            outcome = await running.wait()
+                async with _moving(path):
+                    await running.write_stdin(piece)
+            async with _moving(path):
+                await running.close_stdin()
+                outcome = await running.wait()
         finally:
             _finish(running)
         _check(outcome, sink.output(Stream.STDERR), path)
 
-    async def _pull(self, path: str, *words: str) -> AsyncIterator[bytes]:
+    async def _pull(
+        self, path: str, *words: str, stall_s: float | None = STALL_S
+    ) -> AsyncGenerator[bytes]:
         sink = PullSink()
         running = self._start(sink, words, stdin=False)
         try:
             running.on_ended(sink.tee.finish)
-            async for _, piece in sink.tee:
-                yield piece
+            while True:
+                async with _moving(path, stall_s):
+                    got = await anext(sink.tee, None)
+                if got is None:
+                    break
+                yield got[1]
             outcome = await running.wait()
         finally:
             sink.tee.close()
             _finish(running)
         _check(outcome, sink.errors(), path)
+
+
+def _flags(**flags: bool) -> str:
+    return "".join(letter for letter, given in flags.items() if given) or "-"
+
+
+@asynccontextmanager
+async def _moving(path: str, stall_s: float | None = STALL_S) -> AsyncIterator[None]:
+    """A step of a transfer, which must not take for ever."""
+    try:
+        async with asyncio.timeout(stall_s):
+            yield
+    except TimeoutError:
+        raise FileRefused(
+            f"{path}: nothing moved for {stall_s:g} s", errno=_ETIMEDOUT, path=path
+        ) from None
 
 
 def _finish(running: RunningOperation) -> None:

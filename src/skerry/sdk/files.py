@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from errno import EINVAL
 from pathlib import Path
 
-from skerry.sdk.transfer import Progress, file_chunks, pack_tree, unpack_tree
+from skerry.errors import FileRefused, InvalidRequest
+from skerry.sdk.file_events import receive_events, watch_events
+from skerry.sdk.holes import WORTH, may_have_holes
+from skerry.sdk.transfer import (
+    Counter,
+    Progress,
+    Transfer,
+    file_chunks,
+    pack_tree,
+    save_file,
+    unpack_tree,
+)
 from skerry.sdk.transport import Transport
-from skerry.spec.files import FileInfo, FileType
-from skerry.wire.http import FileOp
+from skerry.spec.files import FileInfo, FileType, TreeUsage, WatchEvent
+from skerry.wire.files import file_op, info_from_wire
 
 Entries = list[FileInfo]  # inside the class, `list` is the method
 
@@ -18,7 +31,8 @@ class AsyncFiles:
     """File operations inside a sandbox, done with the rights of `user` (default: the sandbox's).
 
     Paths are absolute, or relative to the sandbox's working directory. Every method raises NotFound
-    for a missing path and FileRefused (with `errno` in its fields) for what the sandbox refuses.
+    for a missing path, FileDenied for what the user has no right to, DiskFull, and FileRefused (with
+    `errno` in its fields) for what else the sandbox refuses.
     """
 
     def __init__(self, transport: Transport, sandbox_id: str) -> None:
@@ -26,27 +40,40 @@ class AsyncFiles:
         self._root = f"/v1/sandboxes/{sandbox_id}"
 
     async def read(
-        self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        tail: int | None = None,
+        user: str | None = None,
     ) -> bytes:
-        """Returns a file's bytes, or the part asked for."""
-        return b"".join(
-            [
-                chunk
-                async for chunk in self.read_chunks(path, offset=offset, length=length, user=user)
-            ]
-        )
+        """Returns a file's bytes, the part asked for, or the last `tail` bytes."""
+        chunks = self.read_chunks(path, offset=offset, length=length, tail=tail, user=user)
+        return b"".join([chunk async for chunk in chunks])
 
     async def read_text(self, path: str, *, user: str | None = None) -> str:
         """Returns a file's content as UTF-8, undecodable bytes replaced."""
         return (await self.read(path, user=user)).decode("utf-8", "replace")
 
     async def read_chunks(
-        self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        tail: int | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[bytes]:
-        """Yields a file's bytes as they come, in constant memory."""
+        """Yields a file's bytes as they come, in constant memory.
+
+        Without a length, up to where the file ended when it was opened: one that grows has an end too.
+        """
         params = _params(path, user) | {"offset": str(offset)}
         if length is not None:
             params["length"] = str(length)
+        if tail is not None:
+            params["tail"] = str(tail)
         async for chunk in self._transport.receive("GET", f"{self._root}/files", params=params):
             yield chunk
 
@@ -62,43 +89,212 @@ class AsyncFiles:
         user: str | None = None,
     ) -> FileInfo:
         """Writes a file: readers see the old or the new content, and the new one when this returns."""
-        params = _params(path, user) | {"mode": f"{mode:o}"}
-        for name, value in (("parents", parents), ("append", append), ("exclusive", exclusive)):
-            if value:
-                params[name] = "1"
-        chunks = _once(content) if isinstance(content, bytes | str) else content
-        return await self._transport.send("PUT", f"{self._root}/files", chunks, FileInfo, params)
+        params = _params(path, user, parents=parents, append=append, exclusive=exclusive)
+        return await self._put(params | {"mode": f"{mode:o}"}, content)
 
-    async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
-        """Returns what a path is, without following a link."""
-        return (await self._op(FileOp(op="stat", path=path, user=user)))[0]
+    async def append(
+        self, path: str, content: bytes | str | AsyncIterator[bytes], *, user: str | None = None
+    ) -> FileInfo:
+        """Adds to the end of a file, which is made if it is missing. In place: a reader may see half."""
+        return await self._put(_params(path, user, parents=True, append=True), content)
 
-    async def exists(self, path: str, *, user: str | None = None) -> bool:
-        """Returns whether a path exists (a dangling link does)."""
-        return bool(await self._op(FileOp(op="exists", path=path, user=user)))
+    async def write_at(
+        self,
+        path: str,
+        offset: int,
+        content: bytes | str | AsyncIterator[bytes],
+        *,
+        user: str | None = None,
+    ) -> FileInfo:
+        """Writes over what is there from `offset` on; a file that is missing or shorter grows.
+
+        In place: a reader may see half of it.
+        """
+        return await self._put(_params(path, user) | {"offset": str(offset)}, content)
+
+    async def stat(self, path: str, *, follow: bool = False, user: str | None = None) -> FileInfo:
+        """Returns what a path is; with `follow` what a link leads to."""
+        return (await self._op("stat", path, follow=follow, user=user))[0]
+
+    async def lstat(self, path: str, *, user: str | None = None) -> FileInfo:
+        """Returns what a path is, a link being a link."""
+        return await self.stat(path, user=user)
+
+    async def exists(self, path: str, *, follow: bool = False, user: str | None = None) -> bool:
+        """Returns whether a path exists (a dangling link does, unless followed)."""
+        return bool(await self._op("exists", path, follow=follow, user=user))
 
     async def list(self, path: str, *, user: str | None = None) -> Entries:
-        """Returns a directory's entries, sorted by name."""
-        entries = await self._op(FileOp(op="list", path=path, user=user))
+        """Returns a directory's entries, sorted by name; `walk` has no bound on their number."""
+        entries = await self._op("list", path, user=user)
         return sorted(entries, key=lambda entry: entry.name)
+
+    async def walk(
+        self,
+        path: str,
+        *,
+        depth: int | None = None,
+        glob: str = "",
+        types: str = "",
+        user: str | None = None,
+    ) -> AsyncIterator[FileInfo]:
+        """Yields what is below a directory as it is found, in constant memory.
+
+        Names are relative to `path`; parents come before what is in them; links are
+        not followed. `depth` 1 is the directory's own entries. `glob` is matched with the last
+        part of a name, or, if it holds a slash, with the whole: `*` and `?` stop at slashes, `**` is
+        any number of parts; dotfiles match. `types` are letters of FileType. A directory that the user
+        may not look into has `unreadable` set. Leaving the loop ends the search.
+        """
+        params = _params(path, user)
+        given = (("depth", "" if depth is None else str(depth)), ("glob", glob), ("types", types))
+        params |= {name: value for name, value in given if value}
+        events = receive_events(self._transport, f"{self._root}/files/walk", params)
+        async for event in events:
+            for info in event.entries or ():
+                yield info_from_wire(info)
+
+    async def find(
+        self,
+        path: str,
+        glob: str = "",
+        *,
+        depth: int | None = None,
+        types: str = "",
+        limit: int = 10_000,
+        user: str | None = None,
+    ) -> Entries:
+        """Returns what `walk` finds, sorted by name. InvalidRequest beyond `limit` entries."""
+        found: Entries = []
+        async for info in self.walk(path, depth=depth, glob=glob, types=types, user=user):
+            if len(found) >= limit:
+                raise InvalidRequest(f"{path}: more than {limit} entries; use walk")
+            found.append(info)
+        return sorted(found, key=lambda info: info.name)
+
+    async def usage(self, path: str, *, user: str | None = None) -> TreeUsage:
+        """Returns what a file or tree takes up."""
+        url = f"{self._root}/files/usage"
+        return await self._transport.call("GET", url, TreeUsage, params=_params(path, user))
+
+    async def watch(
+        self, path: str, *, recursive: bool = False, user: str | None = None
+    ) -> AsyncIterator[WatchEvent]:
+        """Yields what happens at and below a path, until it is gone (its removal is the last event).
+
+        READY comes first: what happens after it is not missed. With `recursive` new directories are
+        watched too; what was made in them before the watch is told, perhaps twice. OVERFLOW says that
+        events were lost (too many at once, or the connection broke and was made again): look at the
+        tree. Leaving the loop ends the watch. Watching is no activity of the sandbox. FileRefused with
+        step `watches` when there are more than 16,384 directories, or the system's bound is reached.
+        """
+        params = _params(path, user, recursive=recursive)
+        async for event in watch_events(self._transport, f"{self._root}/files/watch", params, path):
+            yield event
 
     async def mkdir(
         self, path: str, *, mode: int = 0o755, parents: bool = False, user: str | None = None
     ) -> None:
-        """Makes a directory."""
-        await self._op(FileOp(op="mkdir", path=path, mode=mode, parents=parents, user=user))
+        """Makes a directory; with `parents` also those above it, and one that is there is fine."""
+        await self._op("mkdir", path, mode=mode, parents=parents, user=user)
 
     async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
         """Removes a file, a link, or with `recursive` a tree."""
-        await self._op(FileOp(op="remove", path=path, recursive=recursive, user=user))
+        await self._op("remove", path, recursive=recursive, user=user)
 
     async def rename(self, path: str, to: str, *, user: str | None = None) -> None:
-        """Renames a path, replacing what `to` names."""
-        await self._op(FileOp(op="rename", path=path, to=to, user=user))
+        """Renames a path within one file system, replacing what `to` names."""
+        await self._op("rename", path, to, user=user)
+
+    async def move(
+        self,
+        path: str,
+        to: str,
+        *,
+        parents: bool = False,
+        exclusive: bool = False,
+        user: str | None = None,
+    ) -> None:
+        """Moves a path, also onto another file system, replacing what `to` names unless `exclusive`."""
+        await self._op("move", path, to, parents=parents, exclusive=exclusive, user=user)
+
+    async def copy(
+        self,
+        path: str,
+        to: str,
+        *,
+        recursive: bool = False,
+        parents: bool = False,
+        exclusive: bool = False,
+        user: str | None = None,
+    ) -> None:
+        """Copies a file, or with `recursive` a tree, inside: `to` is the new name.
+
+        Modes (without set-id bits), times and holes are kept, owners too if root does it; each file
+        appears whole; links are copied as links, sockets and devices left out. A tree is added to a
+        directory that is there.
+        """
+        fields = {"recursive": recursive, "parents": parents, "exclusive": exclusive}
+        await self._op("copy", path, to, **fields, user=user)
 
     async def chmod(self, path: str, mode: int, *, user: str | None = None) -> None:
         """Sets a path's mode."""
-        await self._op(FileOp(op="chmod", path=path, mode=mode, user=user))
+        await self._op("chmod", path, mode=mode, user=user)
+
+    async def chown(
+        self,
+        path: str,
+        owner: str,
+        *,
+        recursive: bool = False,
+        follow: bool = True,
+        user: str | None = None,
+    ) -> None:
+        """Gives a path to "USER", "USER:GROUP" or ":GROUP", names or numbers; only root may.
+
+        With `recursive` all that is below it, and never what a link names.
+        """
+        await self._op("chown", path, owner=owner, recursive=recursive, follow=follow, user=user)
+
+    async def symlink(
+        self,
+        target: str,
+        path: str,
+        *,
+        parents: bool = False,
+        replace: bool = False,
+        user: str | None = None,
+    ) -> None:
+        """Makes a symbolic link at `path` that says `target`."""
+        await self._op("symlink", path, target, parents=parents, replace=replace, user=user)
+
+    async def readlink(self, path: str, *, user: str | None = None) -> str:
+        """Returns what a symbolic link says; FileRefused (EINVAL) if it is none."""
+        target = (await self.stat(path, user=user)).target
+        if target is None:
+            raise FileRefused(f"{path} is no symbolic link", errno=EINVAL, path=path)
+        return target
+
+    async def link(
+        self, path: str, to: str, *, parents: bool = False, user: str | None = None
+    ) -> None:
+        """Gives the file `path` the further name `to`."""
+        await self._op("link", path, to, parents=parents, user=user)
+
+    async def truncate(self, path: str, size: int = 0, *, user: str | None = None) -> None:
+        """Cuts a file, or lengthens it by a hole."""
+        await self._op("truncate", path, size=size, user=user)
+
+    async def utime(
+        self,
+        path: str,
+        *,
+        atime: float | None = None,
+        mtime: float | None = None,
+        user: str | None = None,
+    ) -> None:
+        """Sets a path's times in seconds since 1970; what is not given stays, without both it is now."""
+        await self._op("utime", path, atime=atime, mtime=mtime, user=user)
 
     async def upload(
         self,
@@ -107,15 +303,27 @@ class AsyncFiles:
         *,
         user: str | None = None,
         progress: Progress | None = None,
-    ) -> None:
-        """Puts a local file at `path`, or a local directory's content beneath it."""
+    ) -> Transfer:
+        """Puts a local file at `path`, or a local directory's content beneath it.
+
+        Holes are not sent. A file appears whole or not at all, however the transfer ends. What was left
+        out or changed meanwhile stands in the answer's notes.
+        """
         source = Path(local)
         if source.is_dir():
-            await self.put_tree(path, pack_tree(source, progress), user=user)
-        else:
-            await self.write(
-                path, file_chunks(source, progress), mode=source.stat().st_mode & 0o777, user=user
-            )
+            notes: list[str] = []
+            counter = Counter(progress)
+            async with aclosing(pack_tree(source, counter, notes=notes)) as tar:
+                await self.put_tree(path, tar, user=user)
+            return Transfer(counter.count, tuple(notes))
+        status = source.stat()
+        sparse = may_have_holes(status)
+        params = _params(path, user, parents=True, sparse=sparse)
+        params["mode"] = f"{status.st_mode & 0o777:o}"
+        counter = Counter(progress)
+        async with aclosing(file_chunks(source, counter, sparse=sparse)) as chunks:
+            await self._put(params, chunks)
+        return Transfer(counter.count)
 
     async def download(
         self,
@@ -124,29 +332,26 @@ class AsyncFiles:
         *,
         user: str | None = None,
         progress: Progress | None = None,
-    ) -> None:
+    ) -> Transfer:
         """Puts the file at `path` into a local file, or a directory's content beneath a local one.
 
-        Nothing is written outside `local`, and no setuid bit is kept.
+        Nothing is written outside `local`, no set-id bit is kept, holes stay holes, a file appears whole
+        or not at all. What was left out or changed meanwhile stands in the answer's notes.
         """
-        info = await self.stat(path, user=user)
+        info = await self.stat(path, follow=True, user=user)
         if info.type is FileType.DIRECTORY:
-            await unpack_tree(self.get_tree(path, user=user), Path(local), progress)
-            return
+            async with aclosing(self.get_tree(path, user=user)) as tar:
+                return await unpack_tree(tar, Path(local), progress)
         target = Path(local)
         if target.is_dir():
             target /= path.rstrip("/").rpartition("/")[2]
-        partial = target.with_name(f".{target.name}.part")
-        try:
-            with partial.open("wb") as file:
-                async for chunk in self.read_chunks(path, user=user):
-                    file.write(chunk)
-                    if progress:
-                        progress(len(chunk))
-            partial.chmod(info.mode & 0o777)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        sparse = info.allocated is not None and info.allocated + WORTH <= info.size
+        params = _params(path, user, sparse=sparse)
+        chunks = self._transport.receive("GET", f"{self._root}/files", params=params)
+        async with aclosing(chunks):
+            total = await save_file(chunks, target, info.mode, info.mtime, progress, sparse=sparse)
+        whole = sparse or info.size in {0, total}
+        return Transfer(total, () if whole else (f"changed {path}",))
 
     async def put_tree(
         self, path: str, tar: AsyncIterator[bytes], *, user: str | None = None
@@ -154,19 +359,33 @@ class AsyncFiles:
         """Unpacks a tar beneath `path` inside; members that would leave it are refused."""
         await self._transport.send("PUT", f"{self._root}/tree", tar, dict, _params(path, user))
 
-    async def get_tree(self, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
-        """Yields a tar of what is beneath `path`."""
+    async def get_tree(self, path: str, *, user: str | None = None) -> AsyncGenerator[bytes]:
+        """Yields a tar of what is beneath `path`, or of that one file.
+
+        Holes come in the sparse format 1.0 of GNU tar. If something was left out or changed while it
+        was read, a last member "./" has a pax `comment` with a line for each.
+        """
         async for chunk in self._transport.receive(
             "GET", f"{self._root}/tree", params=_params(path, user)
         ):
             yield chunk
 
-    async def _op(self, op: FileOp) -> Entries:
-        return await self._transport.call("POST", f"{self._root}/files/op", Entries, body=op)
+    async def _op(self, op: str, path: str, to: str | None = None, **fields: object) -> Entries:
+        given = {name: value for name, value in fields.items() if value is not None}
+        body = file_op(op, path, to, **given)
+        found = await self._transport.call("POST", f"{self._root}/files/op", Entries, body=body)
+        return [info_from_wire(info) for info in found]
+
+    async def _put(
+        self, params: dict[str, str], content: bytes | str | AsyncIterator[bytes]
+    ) -> FileInfo:
+        chunks = _once(content) if isinstance(content, bytes | str) else content
+        info = await self._transport.send("PUT", f"{self._root}/files", chunks, FileInfo, params)
+        return info_from_wire(info)
 
 
-def _params(path: str, user: str | None) -> dict[str, str]:
-    params = {"path": path}
+def _params(path: str, user: str | None, **flags: bool) -> dict[str, str]:
+    params = {"path": path} | {name: "1" for name, given in flags.items() if given}
     if user is not None:
         params["user"] = user
     return params

@@ -47,7 +47,7 @@ class AsyncImages:
     ) -> LayerManifest:
         """Makes a layer of a tar file (plain, gzip, xz)."""
         if isinstance(source, str | os.PathLike):
-            chunks = file_chunks(Path(source), progress)
+            chunks: AsyncIterator[bytes] = file_chunks(Path(source), progress)
         else:
             chunks = _handle_chunks(source, progress)
         return await self._import(name, chunks)

@@ -24,9 +24,9 @@ from skerry.sdk.images import Log
 from skerry.sdk.patience import WAIT_S
 from skerry.sdk.portal import Portal, to_async
 from skerry.sdk.sandbox import Command
-from skerry.sdk.transfer import Progress
+from skerry.sdk.transfer import Progress, Transfer
 from skerry.spec.command import RunResult, Terminal
-from skerry.spec.files import Change, FileInfo
+from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
 from skerry.spec.layers import LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
@@ -104,7 +104,8 @@ class Files:
     """File operations inside a sandbox, done with the rights of `user` (default: the sandbox's).
 
     Paths are absolute, or relative to the sandbox's working directory. Every method raises NotFound
-    for a missing path and FileRefused (with `errno` in its fields) for what the sandbox refuses.
+    for a missing path, FileDenied for what the user has no right to, DiskFull, and FileRefused (with
+    `errno` in its fields) for what else the sandbox refuses.
     """
 
     def __init__(self, portal: Portal, inner: _files.AsyncFiles) -> None:
@@ -112,21 +113,38 @@ class Files:
         self._inner = inner
 
     def read(
-        self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        tail: int | None = None,
+        user: str | None = None,
     ) -> bytes:
-        """Returns a file's bytes, or the part asked for."""
-        return self._portal.call(self._inner.read(path, offset=offset, length=length, user=user))
+        """Returns a file's bytes, the part asked for, or the last `tail` bytes."""
+        return self._portal.call(
+            self._inner.read(path, offset=offset, length=length, tail=tail, user=user)
+        )
 
     def read_text(self, path: str, *, user: str | None = None) -> str:
         """Returns a file's content as UTF-8, undecodable bytes replaced."""
         return self._portal.call(self._inner.read_text(path, user=user))
 
     def read_chunks(
-        self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        tail: int | None = None,
+        user: str | None = None,
     ) -> Iterator[bytes]:
-        """Yields a file's bytes as they come, in constant memory."""
+        """Yields a file's bytes as they come, in constant memory.
+
+        Without a length, up to where the file ended when it was opened: one that grows has an end too.
+        """
         return self._portal.iterate(
-            self._inner.read_chunks(path, offset=offset, length=length, user=user)
+            self._inner.read_chunks(path, offset=offset, length=length, tail=tail, user=user)
         )
 
     def write(
@@ -153,22 +171,99 @@ class Files:
             )
         )
 
-    def stat(self, path: str, *, user: str | None = None) -> FileInfo:
-        """Returns what a path is, without following a link."""
-        return self._portal.call(self._inner.stat(path, user=user))
+    def append(
+        self, path: str, content: bytes | str | Iterator[bytes], *, user: str | None = None
+    ) -> FileInfo:
+        """Adds to the end of a file, which is made if it is missing. In place: a reader may see half."""
+        return self._portal.call(self._inner.append(path, to_async(content), user=user))
 
-    def exists(self, path: str, *, user: str | None = None) -> bool:
-        """Returns whether a path exists (a dangling link does)."""
-        return self._portal.call(self._inner.exists(path, user=user))
+    def write_at(
+        self,
+        path: str,
+        offset: int,
+        content: bytes | str | Iterator[bytes],
+        *,
+        user: str | None = None,
+    ) -> FileInfo:
+        """Writes over what is there from `offset` on; a file that is missing or shorter grows.
+
+        In place: a reader may see half of it.
+        """
+        return self._portal.call(self._inner.write_at(path, offset, to_async(content), user=user))
+
+    def stat(self, path: str, *, follow: bool = False, user: str | None = None) -> FileInfo:
+        """Returns what a path is; with `follow` what a link leads to."""
+        return self._portal.call(self._inner.stat(path, follow=follow, user=user))
+
+    def lstat(self, path: str, *, user: str | None = None) -> FileInfo:
+        """Returns what a path is, a link being a link."""
+        return self._portal.call(self._inner.lstat(path, user=user))
+
+    def exists(self, path: str, *, follow: bool = False, user: str | None = None) -> bool:
+        """Returns whether a path exists (a dangling link does, unless followed)."""
+        return self._portal.call(self._inner.exists(path, follow=follow, user=user))
 
     def list(self, path: str, *, user: str | None = None) -> Entries:
-        """Returns a directory's entries, sorted by name."""
+        """Returns a directory's entries, sorted by name; `walk` has no bound on their number."""
         return self._portal.call(self._inner.list(path, user=user))
+
+    def walk(
+        self,
+        path: str,
+        *,
+        depth: int | None = None,
+        glob: str = "",
+        types: str = "",
+        user: str | None = None,
+    ) -> Iterator[FileInfo]:
+        """Yields what is below a directory as it is found, in constant memory.
+
+        Names are relative to `path`; parents come before what is in them; links are
+        not followed. `depth` 1 is the directory's own entries. `glob` is matched with the last
+        part of a name, or, if it holds a slash, with the whole: `*` and `?` stop at slashes, `**` is
+        any number of parts; dotfiles match. `types` are letters of FileType. A directory that the user
+        may not look into has `unreadable` set. Leaving the loop ends the search.
+        """
+        return self._portal.iterate(
+            self._inner.walk(path, depth=depth, glob=glob, types=types, user=user)
+        )
+
+    def find(
+        self,
+        path: str,
+        glob: str = "",
+        *,
+        depth: int | None = None,
+        types: str = "",
+        limit: int = 10000,
+        user: str | None = None,
+    ) -> Entries:
+        """Returns what `walk` finds, sorted by name. InvalidRequest beyond `limit` entries."""
+        return self._portal.call(
+            self._inner.find(path, glob, depth=depth, types=types, limit=limit, user=user)
+        )
+
+    def usage(self, path: str, *, user: str | None = None) -> TreeUsage:
+        """Returns what a file or tree takes up."""
+        return self._portal.call(self._inner.usage(path, user=user))
+
+    def watch(
+        self, path: str, *, recursive: bool = False, user: str | None = None
+    ) -> Iterator[WatchEvent]:
+        """Yields what happens at and below a path, until it is gone (its removal is the last event).
+
+        READY comes first: what happens after it is not missed. With `recursive` new directories are
+        watched too; what was made in them before the watch is told, perhaps twice. OVERFLOW says that
+        events were lost (too many at once, or the connection broke and was made again): look at the
+        tree. Leaving the loop ends the watch. Watching is no activity of the sandbox. FileRefused with
+        step `watches` when there are more than 16,384 directories, or the system's bound is reached.
+        """
+        return self._portal.iterate(self._inner.watch(path, recursive=recursive, user=user))
 
     def mkdir(
         self, path: str, *, mode: int = 493, parents: bool = False, user: str | None = None
     ) -> None:
-        """Makes a directory."""
+        """Makes a directory; with `parents` also those above it, and one that is there is fine."""
         return self._portal.call(self._inner.mkdir(path, mode=mode, parents=parents, user=user))
 
     def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
@@ -176,12 +271,102 @@ class Files:
         return self._portal.call(self._inner.remove(path, recursive=recursive, user=user))
 
     def rename(self, path: str, to: str, *, user: str | None = None) -> None:
-        """Renames a path, replacing what `to` names."""
+        """Renames a path within one file system, replacing what `to` names."""
         return self._portal.call(self._inner.rename(path, to, user=user))
+
+    def move(
+        self,
+        path: str,
+        to: str,
+        *,
+        parents: bool = False,
+        exclusive: bool = False,
+        user: str | None = None,
+    ) -> None:
+        """Moves a path, also onto another file system, replacing what `to` names unless `exclusive`."""
+        return self._portal.call(
+            self._inner.move(path, to, parents=parents, exclusive=exclusive, user=user)
+        )
+
+    def copy(
+        self,
+        path: str,
+        to: str,
+        *,
+        recursive: bool = False,
+        parents: bool = False,
+        exclusive: bool = False,
+        user: str | None = None,
+    ) -> None:
+        """Copies a file, or with `recursive` a tree, inside: `to` is the new name.
+
+        Modes (without set-id bits), times and holes are kept, owners too if root does it; each file
+        appears whole; links are copied as links, sockets and devices left out. A tree is added to a
+        directory that is there.
+        """
+        return self._portal.call(
+            self._inner.copy(
+                path, to, recursive=recursive, parents=parents, exclusive=exclusive, user=user
+            )
+        )
 
     def chmod(self, path: str, mode: int, *, user: str | None = None) -> None:
         """Sets a path's mode."""
         return self._portal.call(self._inner.chmod(path, mode, user=user))
+
+    def chown(
+        self,
+        path: str,
+        owner: str,
+        *,
+        recursive: bool = False,
+        follow: bool = True,
+        user: str | None = None,
+    ) -> None:
+        """Gives a path to "USER", "USER:GROUP" or ":GROUP", names or numbers; only root may.
+
+        With `recursive` all that is below it, and never what a link names.
+        """
+        return self._portal.call(
+            self._inner.chown(path, owner, recursive=recursive, follow=follow, user=user)
+        )
+
+    def symlink(
+        self,
+        target: str,
+        path: str,
+        *,
+        parents: bool = False,
+        replace: bool = False,
+        user: str | None = None,
+    ) -> None:
+        """Makes a symbolic link at `path` that says `target`."""
+        return self._portal.call(
+            self._inner.symlink(target, path, parents=parents, replace=replace, user=user)
+        )
+
+    def readlink(self, path: str, *, user: str | None = None) -> str:
+        """Returns what a symbolic link says; FileRefused (EINVAL) if it is none."""
+        return self._portal.call(self._inner.readlink(path, user=user))
+
+    def link(self, path: str, to: str, *, parents: bool = False, user: str | None = None) -> None:
+        """Gives the file `path` the further name `to`."""
+        return self._portal.call(self._inner.link(path, to, parents=parents, user=user))
+
+    def truncate(self, path: str, size: int = 0, *, user: str | None = None) -> None:
+        """Cuts a file, or lengthens it by a hole."""
+        return self._portal.call(self._inner.truncate(path, size, user=user))
+
+    def utime(
+        self,
+        path: str,
+        *,
+        atime: float | None = None,
+        mtime: float | None = None,
+        user: str | None = None,
+    ) -> None:
+        """Sets a path's times in seconds since 1970; what is not given stays, without both it is now."""
+        return self._portal.call(self._inner.utime(path, atime=atime, mtime=mtime, user=user))
 
     def upload(
         self,
@@ -190,8 +375,12 @@ class Files:
         *,
         user: str | None = None,
         progress: Progress | None = None,
-    ) -> None:
-        """Puts a local file at `path`, or a local directory's content beneath it."""
+    ) -> Transfer:
+        """Puts a local file at `path`, or a local directory's content beneath it.
+
+        Holes are not sent. A file appears whole or not at all, however the transfer ends. What was left
+        out or changed meanwhile stands in the answer's notes.
+        """
         return self._portal.call(self._inner.upload(local, path, user=user, progress=progress))
 
     def download(
@@ -201,10 +390,11 @@ class Files:
         *,
         user: str | None = None,
         progress: Progress | None = None,
-    ) -> None:
+    ) -> Transfer:
         """Puts the file at `path` into a local file, or a directory's content beneath a local one.
 
-        Nothing is written outside `local`, and no setuid bit is kept.
+        Nothing is written outside `local`, no set-id bit is kept, holes stay holes, a file appears whole
+        or not at all. What was left out or changed meanwhile stands in the answer's notes.
         """
         return self._portal.call(self._inner.download(path, local, user=user, progress=progress))
 
@@ -213,7 +403,11 @@ class Files:
         return self._portal.call(self._inner.put_tree(path, to_async(tar), user=user))
 
     def get_tree(self, path: str, *, user: str | None = None) -> Iterator[bytes]:
-        """Yields a tar of what is beneath `path`."""
+        """Yields a tar of what is beneath `path`, or of that one file.
+
+        Holes come in the sparse format 1.0 of GNU tar. If something was left out or changed while it
+        was read, a last member "./" has a pax `comment` with a line for each.
+        """
         return self._portal.iterate(self._inner.get_tree(path, user=user))
 
 

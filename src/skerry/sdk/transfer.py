@@ -1,56 +1,140 @@
-"""Trees to and from a sandbox as tar streams, in constant memory, safe on this side.
+"""Files and trees to and from a sandbox, in constant memory, safe on this side.
 
-tarfile is synchronous, so packing and unpacking run in a thread; a bounded queue ties the thread to
-the stream. What a sandbox sends is unpacked by `skerry.sdk.unpack`, which nothing leads outside.
+Reading and writing local files blocks, so it happens in a thread, one piece ahead of the stream. What
+a sandbox sends is unpacked by `skerry.sdk.unpack`, which nothing leads outside.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
-import tarfile
-from collections.abc import AsyncIterator, Callable
+import secrets
+import stat
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+
+import msgspec
 
 from skerry.errors import InvalidRequest
-from skerry.sdk.unpack import unpack
+from skerry.sdk import holes
+from skerry.sdk.pack import pack
+from skerry.sdk.tarstream import damaged
+from skerry.sdk.unpack import unpack, write_all, write_pieces
 
-CHUNK = 256 * 1024
-QUEUE_CHUNKS = 8
+CHUNK = 1 << 20
+QUEUE_CHUNKS = 16
 
 Progress = Callable[[int], None]
 
 
-class _Sink:
-    """File-like: what a thread writes comes out of `chunks` on the loop, with back-pressure."""
+class Transfer(msgspec.Struct, frozen=True):
+    """What a transfer did.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.chunks: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE_CHUNKS)
-        self._buffer = bytearray()
-        self.abandoned = False
+    `notes` name what was left out ("skipped PATH ...": FIFOs, sockets, devices) and what changed while
+    it was read ("changed PATH": it is there, as a mixture of old and new).
+    """
 
-    def write(self, data: bytes) -> int:
-        self._buffer += data
-        if len(self._buffer) >= CHUNK:
-            self.flush()
-        return len(data)
+    bytes: int
+    notes: tuple[str, ...] = ()
 
-    def flush(self) -> None:
-        if self._buffer:
-            self._put(bytes(self._buffer))
-            self._buffer.clear()
 
-    def finish(self) -> None:
-        self.flush()
-        self._put(None)
+class Counter:
+    """Counts the bytes of a transfer, and passes them on to who wants to know."""
 
-    def _put(self, chunk: bytes | None) -> None:
-        if self.abandoned:
-            raise BrokenPipeError("the transfer was given up")
-        asyncio.run_coroutine_threadsafe(self.chunks.put(chunk), self._loop).result()
+    def __init__(self, progress: Progress | None) -> None:
+        self.count = 0
+        self._progress = progress
+
+    def __call__(self, size: int) -> None:
+        """Counts a piece."""
+        self.count += size
+        if self._progress is not None:
+            self._progress(size)
+
+
+async def _in_thread(make: Callable[[], Iterator[bytes]]) -> AsyncGenerator[bytes]:
+    """Yields what a blocking iterator yields; the next piece is made while this one is sent."""
+    iterator: Iterator[bytes] | None = None
+
+    def step() -> bytes | None:
+        nonlocal iterator
+        if iterator is None:
+            iterator = make()
+        return next(iterator, None)
+
+    ahead = asyncio.ensure_future(asyncio.to_thread(step))
+    try:
+        while (piece := await ahead) is not None:
+            ahead = asyncio.ensure_future(asyncio.to_thread(step))
+            yield piece
+    finally:
+        await asyncio.wait({ahead})
+        if not ahead.cancelled():
+            ahead.exception()
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            await asyncio.to_thread(close)
+
+
+async def pack_tree(
+    source: Path,
+    progress: Progress | None = None,
+    prefix: str = "/",
+    notes: list[str] | None = None,
+) -> AsyncGenerator[bytes]:
+    """Yields a tar of the directory's content, beneath `prefix`: links, modes, holes, odd names kept.
+
+    What is left out, or changes meanwhile, is told in `notes`.
+    """
+    if not source.is_dir():
+        raise InvalidRequest(f"{source} is not a directory")
+    told: list[str] = [] if notes is None else notes
+
+    def pieces() -> Iterator[bytes]:
+        root = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield from pack(root, prefix, told)
+        finally:
+            os.close(root)
+
+    async for piece in _in_thread(pieces):
+        if progress:
+            progress(len(piece))
+        yield piece
+
+
+async def file_chunks(
+    path: Path, progress: Progress | None = None, *, sparse: bool = False
+) -> AsyncGenerator[bytes]:
+    """Yields a local file's content as it was when this began, or (`sparse`) its map and its pieces.
+
+    Raises InvalidRequest for what is no regular file.
+    """
+
+    def pieces() -> Iterator[bytes]:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise InvalidRequest(f"{path} is no regular file")
+            if sparse:
+                found = holes.find_pieces(fd, status.st_size)
+                yield holes.encode_map(found)
+                yield from holes.read_pieces(fd, found)
+                return
+            left = status.st_size
+            while left and (data := os.read(fd, min(CHUNK, left))):
+                left -= len(data)
+                yield data
+        finally:
+            os.close(fd)
+
+    async for piece in _in_thread(pieces):
+        if progress:
+            progress(len(piece))
+        yield piece
 
 
 class _Source:
@@ -58,8 +142,10 @@ class _Source:
 
     def __init__(self) -> None:
         self._queue: queue.Queue[bytes | None] = queue.Queue(QUEUE_CHUNKS)
-        self._rest = b""
+        self._chunk = b""
+        self._at = 0
         self._ended = False
+        self.failed = False  # nobody reads any more
 
     async def feed(self, chunk: bytes | None) -> None:
         try:
@@ -67,106 +153,120 @@ class _Source:
         except queue.Full:
             await asyncio.to_thread(self._queue.put, chunk)
 
-    def read(self, size: int = -1) -> bytes:
-        parts = [self._rest]
-        have = len(self._rest)
-        while not self._ended and (size < 0 or have < size):
-            chunk = self._queue.get()
-            if chunk is None:
-                self._ended = True
-                break
-            parts.append(chunk)
-            have += len(chunk)
-        joined = b"".join(parts)
-        if size < 0:
-            size = len(joined)
-        self._rest = joined[size:]
-        return joined[:size]
+    def read(self, size: int, /) -> bytes:
+        """Returns at most `size` bytes, at least one unless it is the end."""
+        if self._at == len(self._chunk) and not self._ended:
+            self._chunk, self._at = self._queue.get() or b"", 0
+            self._ended = not self._chunk
+        if self._at == 0 and len(self._chunk) <= size:
+            piece = self._chunk  # whole, and not copied
+        else:
+            piece = self._chunk[self._at : self._at + size]
+        self._at += len(piece)
+        return piece
+
+    def exactly(self, size: int) -> bytes:
+        """Returns that many bytes."""
+        parts = []
+        while size:
+            data = self.read(size)
+            if not data:
+                raise damaged("it is cut off")
+            parts.append(data)
+            size -= len(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def skip_to_end(self) -> None:
         while not self._ended:
             self._ended = self._queue.get() is None
 
 
-def _pack(source: Path, sink: _Sink, prefix: str) -> None:
-    with tarfile.open(fileobj=cast("BinaryIO", sink), mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        place = ""
-        for part in prefix.strip("/").split("/") if prefix.strip("/") else ():
-            place = f"{place}{part}/"
-            directory = tarfile.TarInfo(place)
-            directory.type, directory.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(directory)
-        for entry in sorted(os.scandir(source), key=lambda item: item.name):
-            tar.add(entry.path, arcname=place + entry.name, filter=_as_root)
-    sink.finish()
+async def _drain(
+    chunks: AsyncIterator[bytes], work: Callable[[_Source], None], progress: Progress | None
+) -> int:
+    """Feeds the chunks to work in a thread; returns how many bytes came."""
+    source = _Source()
+    total = 0
 
+    def run() -> None:
+        try:
+            work(source)
+        except BaseException:
+            source.failed = True
+            raise
+        finally:
+            source.skip_to_end()
 
-def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    # Ids of this host mean nothing inside; the user inside owns what is put there.
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
-
-
-async def pack_tree(
-    source: Path, progress: Progress | None = None, prefix: str = "/"
-) -> AsyncIterator[bytes]:
-    """Yields a tar of the directory's content, beneath `prefix`: links, modes, odd names kept."""
-    if not source.is_dir():
-        raise InvalidRequest(f"{source} is not a directory")
-    sink = _Sink(asyncio.get_running_loop())
-    thread = asyncio.create_task(asyncio.to_thread(_pack, source, sink, prefix))
+    thread = asyncio.create_task(asyncio.to_thread(run))
     try:
-        while True:
-            getter = asyncio.create_task(sink.chunks.get())
-            await asyncio.wait({getter, thread}, return_when=asyncio.FIRST_COMPLETED)
-            if thread.done() and thread.exception() is not None:
-                getter.cancel()
-                await thread
-            chunk = await getter
-            if chunk is None:
-                return
+        async for chunk in chunks:
+            await source.feed(chunk)
+            total += len(chunk)
             if progress:
                 progress(len(chunk))
-            yield chunk
-    finally:
-        sink.abandoned = True
-        while not sink.chunks.empty():
-            sink.chunks.get_nowait()
+            if source.failed:
+                break
+    except BaseException:
+        # What broke the stream is the error, not that its end is missing.
+        await source.feed(None)
         await asyncio.gather(thread, return_exceptions=True)
-
-
-def _unpack(source: _Source, target: Path) -> None:
-    try:
-        unpack(source, target)
-    finally:
-        source.skip_to_end()
+        raise
+    await source.feed(None)
+    await thread
+    return total
 
 
 async def unpack_tree(
     chunks: AsyncIterator[bytes], target: Path, progress: Progress | None = None
-) -> None:
+) -> Transfer:
     """Unpacks a tar stream beneath `target`, which is made if it is missing.
 
     Raises SandboxFailed for a stream that tries to leave the target or is damaged.
     """
     target.mkdir(parents=True, exist_ok=True)
-    source = _Source()
-    thread = asyncio.create_task(asyncio.to_thread(_unpack, source, target))
+    notes: list[str] = []
+
+    def work(source: _Source) -> None:
+        notes.extend(unpack(source, target).notes)
+
+    total = await _drain(chunks, work, progress)
+    return Transfer(total, tuple(notes))
+
+
+async def save_file(
+    chunks: AsyncIterator[bytes],
+    target: Path,
+    mode: int,
+    mtime: float,
+    progress: Progress | None = None,
+    *,
+    sparse: bool = False,
+) -> int:
+    """Puts a stream into a local file, which appears whole or not at all; returns the bytes that came.
+
+    The mode is kept without set-id bits. `sparse`: the stream is a map of pieces and the pieces.
+    """
+    partial = target.with_name(f".skerry-{secrets.token_hex(8)}.part")
+
+    def work(source: _Source) -> None:
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            if sparse:
+                pieces, _ = holes.decode_map(source.exactly)
+                size = max((offset + length for offset, length in pieces), default=0)
+                write_pieces(fd, pieces, size, source.exactly)
+            else:
+                while data := source.read(CHUNK):
+                    write_all(fd, data)
+            os.fchmod(fd, mode & 0o777)
+            os.utime(fd, (mtime, mtime))
+        finally:
+            os.close(fd)
+
     try:
-        async for chunk in chunks:
-            await source.feed(chunk)
-            if progress:
-                progress(len(chunk))
+        total = await _drain(chunks, work, progress)
+        partial.replace(target)
     finally:
-        await source.feed(None)
-        await thread
-
-
-async def file_chunks(path: Path, progress: Progress | None = None) -> AsyncIterator[bytes]:
-    """Yields a local file's content."""
-    with path.open("rb") as file:
-        while chunk := await asyncio.to_thread(file.read, CHUNK):
-            if progress:
-                progress(len(chunk))
-            yield chunk
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+    return total

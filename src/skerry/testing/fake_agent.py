@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from skerry.testing.fake_commands import Call, Clock, Ended, run_program
-from skerry.testing.fake_files import FakeFiles, run_words
+from skerry.testing.fake_files import FakeFiles
 from skerry.testing.fake_ports import FakePorts
 from skerry.testing.fake_wire import Code, Frame, Splitter, Tag, pack, pack_fields, parse_fields
+from skerry.testing.fake_words import run_words, watch_words
 from skerry.wire.guest import FORWARD
 
 WINDOW = 131_072
@@ -126,6 +127,9 @@ class FakeOperation:
         cwd = os.fsdecode(self.fields.get(Tag.CWD, [b"/"])[0])
         self.agent.files.now_ns = self.agent.clock.now_ns()
         try:
+            if words[0] == "watch":
+                await watch_words(self.agent.files, words, cwd, lambda data: self.write(2, data))
+                return Ended(exit_code=0)
             await self.write(2, run_words(self.agent.files, words, bytes(content), cwd))
         except OSError as error:
             await self.write(3, f"{error.errno} {words[0]}\n".encode())

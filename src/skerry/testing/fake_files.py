@@ -11,7 +11,8 @@ import io
 import os
 import posixpath
 import tarfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 _MAX_LINKS = 8
 
@@ -44,6 +45,12 @@ class FakeFiles:
         self.nodes["/tmp"] = Node("d", 0o1777)  # noqa: S108
         self.initial = frozenset(self.nodes)
         self.now_ns = 1
+        self.watchers: list[Callable[[str, str, str], None]] = []  # (kind, path, path before)
+
+    def tell(self, kind: str, path: str, before: str = "") -> None:
+        """Tells every watcher what happened, by the letter of a watch record."""
+        for watcher in list(self.watchers):
+            watcher(kind, path, before)
 
     def check_invariants(self) -> None:
         """Raises AssertionError if a node hangs in the air."""
@@ -95,6 +102,21 @@ class FakeFiles:
         before = old.content if old is not None and "a" in flags else b""
         node = Node("f", mode, uid, uid, before + content, mtime_ns=self.now_ns)
         self.nodes[path] = node
+        self.tell("m" if old is not None else "c", path)
+        return node
+
+    def put(self, path: str, offset: int, flags: str, content: bytes, uid: int = 0) -> Node:
+        """Writes over what is there from `offset` on (-1: from the end)."""
+        path = posixpath.normpath(path)
+        if path not in self.nodes and "c" in flags:
+            self.write(path, 0o644, "p" if "p" in flags else "-", b"", uid)
+        path, node = self.find(path)
+        if node.type != "f":
+            raise refused(errno.EISDIR if node.type == "d" else errno.EINVAL, path)
+        start = len(node.content) if offset < 0 else offset
+        old = node.content.ljust(start, b"\0")
+        node.content = old[:start] + content + old[start + len(content) :]
+        self.tell("m", path)
         return node
 
     def mkdir(self, path: str, mode: int, flags: str) -> None:
@@ -107,6 +129,7 @@ class FakeFiles:
             raise refused(errno.EEXIST, path)
         self.parent(path, make="p" in flags)
         self.nodes[path] = Node("d", mode, mtime_ns=self.now_ns)
+        self.tell("c", path)
 
     def remove(self, path: str, flags: str) -> None:
         """Removes; ENOTEMPTY for a directory with content unless `r`."""
@@ -117,26 +140,93 @@ class FakeFiles:
             for child in self.children(path):
                 self.remove(child, "r")
         del self.nodes[path]
+        self.tell("d", path)
 
-    def rename(self, source: str, target: str) -> None:
-        """Moves a file or tree."""
+    def rename(self, source: str, target: str, flags: str = "-") -> None:
+        """Moves a file or tree; EEXIST with `x`."""
         source, _ = self.find(source, follow=False)
         target = posixpath.normpath(target)
-        self.parent(target)
+        if "x" in flags and target in self.nodes:
+            raise refused(errno.EEXIST, target)
+        self.parent(target, make="p" in flags)
         moved = [p for p in self.nodes if p == source or p.startswith(source + "/")]
         for path in moved:
             self.nodes[target + path[len(source) :]] = self.nodes.pop(path)
+        self.tell("v", target, source)
+
+    def copy(self, source: str, target: str, flags: str) -> None:
+        """Copies a file, or with `r` a tree; EEXIST with `x`."""
+        source, node = self.find(source)
+        target = posixpath.normpath(target)
+        if "x" in flags and target in self.nodes:
+            raise refused(errno.EEXIST, target)
+        if node.type == "d" and "r" not in flags:
+            raise refused(errno.EISDIR, source)
+        self.parent(target, make="p" in flags)
+        below = [p for p in self.nodes if p == source or p.startswith(source + "/")]
+        for path in below:
+            self.nodes[target + path[len(source) :]] = replace(self.nodes[path])
+        self.tell("c", target)
 
     def chmod(self, path: str, mode: int) -> None:
         """Changes the mode."""
-        self.find(path)[1].mode = mode
+        path, node = self.find(path)
+        node.mode = mode
+        self.tell("a", path)
+
+    def chown(self, path: str, owner: str, flags: str) -> None:
+        """Changes owners; names are not known here, but for root."""
+        path, _ = self.find(path, follow="h" not in flags)
+        user, _, group = owner.replace("root", "0").partition(":")
+        if not (user or "0").isdigit() or not (group or "0").isdigit():
+            raise refused(errno.EINVAL, owner)
+        below = [p for p in self.nodes if p == path or ("r" in flags and p.startswith(path + "/"))]
+        for name in below:
+            node = self.nodes[name]
+            node.uid = int(user) if user else node.uid
+            node.gid = int(group) if group else node.gid
+            self.tell("a", name)
+
+    def symlink(self, path: str, target: str, flags: str) -> None:
+        """Makes a symbolic link; EEXIST unless `f`."""
+        path = posixpath.normpath(path)
+        if path in self.nodes and ("f" not in flags or self.nodes[path].type == "d"):
+            raise refused(errno.EEXIST, path)
+        self.parent(path, make="p" in flags)
+        self.nodes[path] = Node("l", 0o777, target=target, mtime_ns=self.now_ns)
+        self.tell("c", path)
+
+    def link(self, path: str, target: str, flags: str) -> None:
+        """Gives a file another name."""
+        path = posixpath.normpath(path)
+        _, node = self.find(target, follow=False)
+        if path in self.nodes:
+            raise refused(errno.EEXIST, path)
+        self.parent(path, make="p" in flags)
+        self.nodes[path] = node
+        self.tell("c", path)
+
+    def truncate(self, path: str, size: int) -> None:
+        """Cuts or lengthens a file."""
+        path, node = self.find(path)
+        if node.type != "f":
+            raise refused(errno.EISDIR, path)
+        node.content = node.content[:size].ljust(size, b"\0")
+        self.tell("m", path)
+
+    def utime(self, path: str, mtime: str) -> None:
+        """Sets the time of the last change."""
+        path, node = self.find(path, follow=False)
+        if mtime != "keep":
+            node.mtime_ns = self.now_ns if mtime == "now" else int(mtime)
+        self.tell("a", path)
 
     def record(self, name: str, node: Node) -> bytes:
         """Returns the record of native/PROTOCOL.md for a node."""
         text, link = os.fsencode(name), os.fsencode(node.target)
         size = len(node.content) if node.type == "f" else 0
         head = f"{node.type} {node.mode:o} {node.uid} {node.gid} {size} {node.mtime_ns}"
-        return f"{head} {len(text)} {len(link)}\n".encode() + text + link
+        return f"{head} {len(text)} {len(link)} {size}\n".encode() + text + link
 
     def tree_get(self, path: str) -> bytes:
         """Returns a tar of the content below a directory, names relative to it."""
@@ -180,53 +270,3 @@ class FakeFiles:
                     reader = tar.extractfile(member)
                     data = reader.read() if reader is not None else b""
                     self.nodes[where] = Node("f", member.mode, content=data)
-
-
-def _stat(files: FakeFiles, path: str) -> bytes:
-    where, node = files.find(path, follow=False)
-    return files.record(posixpath.basename(where), node)
-
-
-def _list(files: FakeFiles, path: str) -> bytes:
-    where, node = files.find(path)
-    if node.type != "d":
-        raise refused(errno.ENOTDIR, path)
-    found = files.children(where)
-    return b"".join(files.record(posixpath.basename(p), files.nodes[p]) for p in found)
-
-
-def _read(files: FakeFiles, path: str, offset: int, length: int) -> bytes:
-    _, node = files.find(path)
-    if node.type == "d":
-        raise refused(errno.EISDIR, path)
-    return node.content[offset:] if length < 0 else node.content[offset : offset + length]
-
-
-def run_words(files: FakeFiles, words: list[str], stdin: bytes, cwd: str) -> bytes:
-    """Returns the stdout of one file-helper call; raises OSError as the helper would fail."""
-    verb, rest = words[0], words[1:]
-    path = posixpath.join(cwd, rest[0]) if rest else cwd
-    if verb == "read":
-        return _read(files, path, int(rest[1]), int(rest[2]))
-    if verb == "write":
-        node = files.write(path, int(rest[1], 8), rest[2], stdin)
-        return files.record(posixpath.basename(path), node)
-    if verb == "stat":
-        return _stat(files, path)
-    if verb == "list":
-        return _list(files, path)
-    if verb == "tree-get":
-        return files.tree_get(path)
-    if verb == "mkdir":
-        files.mkdir(path, int(rest[1], 8), rest[2])
-    elif verb == "remove":
-        files.remove(path, rest[1])
-    elif verb == "rename":
-        files.rename(path, posixpath.join(cwd, rest[1]))
-    elif verb == "chmod":
-        files.chmod(path, int(rest[1], 8))
-    elif verb == "tree-put":
-        files.tree_put(path, stdin)
-    else:
-        raise refused(errno.EINVAL, verb)
-    return b""

@@ -34,10 +34,13 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | GET sandboxes/ID/connect?port=N (WebSocket) | a connection to a port inside: the node's first \
   message is text, an empty StreamEvent or the error; then binary messages are its bytes, both ways, \
   and an empty one ends that half |
-| GET sandboxes/ID/files?path=&user=&offset=&length= | -> bytes, streamed |
-| PUT sandboxes/ID/files?path=&user=&mode=&parents=&append=&exclusive= | bytes, streamed \
-  -> FileInfo |
+| GET sandboxes/ID/files?path=&user=&offset=&length=&tail=&sparse= | -> bytes, streamed |
+| PUT sandboxes/ID/files?path=&user=&mode=&parents=&append=&exclusive=&offset=&sparse= | bytes, \
+  streamed -> FileInfo; with an offset in place, else as a whole |
 | POST sandboxes/ID/files/op | FileOp -> list of FileInfo |
+| GET sandboxes/ID/files/walk?path=&user=&depth=&types=&glob= | -> stream of FileEvent |
+| GET sandboxes/ID/files/watch?path=&user=&recursive= | -> stream of FileEvent |
+| GET sandboxes/ID/files/usage?path=&user= | -> TreeUsage |
 | GET, PUT sandboxes/ID/tree?path=&user= | tar, streamed |
 | GET sandboxes/ID/diff | -> DiffBody |
 | GET sandboxes/ID/diff/tar?under= | -> tar of added and modified paths |
@@ -55,9 +58,13 @@ A stream is a sequence of u32 little-endian length + msgpack StreamEvent; one th
 `result`, `manifest` or `error` event is broken and must be read as an error, never as success. The
 `result` of a stream or an attached command has empty `stdout` and `stderr`: they were streamed.
 
+A stream of FileEvent (wire/files.py) is framed in the same way and ends with `done` or `error`. With
+`sparse` a file's content is GNU tar's sparse format 1.0: a map of its pieces, then the pieces.
+
 On `run`, `stream` and `attach`, `on_disconnect=kill` cancels the command when this client goes; the
 default, `keep`, lets it run to its end. Files are owned by `user` (default: the sandbox's). Text in
-paths that is no UTF-8 is percent-encoded in queries and comes back with U+FFFD in bodies.
+paths that is no UTF-8 is percent-encoded in queries; bodies carry its bytes beside a text with
+U+FFFD.
 """
 
 from __future__ import annotations
@@ -190,20 +197,6 @@ class ForwardFrame(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     data: bytes = b""
     eof: bool = False
     reset: bool = False
-
-
-class FileOp(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
-    """op: stat, list, exists (an empty list if not), mkdir, remove, rename, chmod."""
-
-    op: str
-    path: str
-    to: str | None = None
-    mode: int | None = None
-    recursive: bool = False
-    parents: bool = False
-    user: str | None = None
 
 
 class DiffBody(msgspec.Struct, frozen=True):

@@ -12,11 +12,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from skerry.spec.command import CommandSpec, RunResult
-from skerry.spec.files import FileInfo
+from skerry.spec.files import FileInfo, TreeUsage
 from skerry.spec.layers import LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchEvent, BatchResult
 from skerry.wire.control import DrainBody, DrainState, NodeUsage, SandboxChange
+from skerry.wire.files import FILES_STREAM, FileEvent, FileOp
 from skerry.wire.http import (
     JSON,
     METRICS,
@@ -28,7 +29,6 @@ from skerry.wire.http import (
     DebianBody,
     DiffBody,
     ErrorBody,
-    FileOp,
     ForwardFrame,
     ForwardOpen,
     Health,
@@ -211,7 +211,9 @@ ROUTES: Final[tuple[Route, ...]] = (
             _PATH,
             _USER,
             Param("offset", _int(0), "first byte; 0"),
-            Param("length", _int(-1), "bytes; -1: to the end"),
+            Param("length", _int(-1), "bytes; -1: to the end, as it is when this is asked"),
+            Param("tail", _int(0), "the last bytes instead; at most that many"),
+            Param("sparse", _FLAG, "as a map of its pieces and the pieces: holes are not sent"),
         ),
     ),
     Route(
@@ -227,10 +229,47 @@ ROUTES: Final[tuple[Route, ...]] = (
             Param("parents", _FLAG, "make missing directories"),
             Param("append", _FLAG, "add to what is there"),
             Param("exclusive", _FLAG, "refuse if it is there"),
+            Param("offset", _int(0), "over what is there, from this byte on, in place"),
+            Param("sparse", _FLAG, "the body is a map of pieces and the pieces"),
         ),
     ),
+    Route(
+        "GET",
+        f"{_BASE}/files/walk",
+        "What is below a directory, as a stream.",
+        answer=FILES_STREAM,
+        params=(
+            _PATH,
+            _USER,
+            Param("depth", _int(1), "levels; default: all"),
+            Param("types", _STRING, "letters of types: f d l p s c b; default: all"),
+            Param(
+                "glob", _STRING, "names, or paths if it holds a slash; ** is any number of parts"
+            ),
+        ),
+    ),
+    Route(
+        "GET",
+        f"{_BASE}/files/watch",
+        "What happens at and below a path, as a stream.",
+        answer=FILES_STREAM,
+        params=(_PATH, _USER, Param("recursive", _FLAG, "directories below too")),
+    ),
+    Route(
+        "GET",
+        f"{_BASE}/files/usage",
+        "What a tree takes up.",
+        answer=TreeUsage,
+        params=(_PATH, _USER),
+    ),
     Route("POST", f"{_BASE}/files/op", "An operation on names.", FileOp, list[FileInfo]),
-    Route("GET", f"{_BASE}/tree", "A directory as a tar.", answer=TAR, params=(_PATH, _USER)),
+    Route(
+        "GET",
+        f"{_BASE}/tree",
+        "A directory, or one file, as a tar.",
+        answer=TAR,
+        params=(_PATH, _USER),
+    ),
     Route("PUT", f"{_BASE}/tree", "Unpacks a tar beneath a directory.", TAR, None, (_PATH, _USER)),
     Route("GET", f"{_BASE}/diff", "What was written, by path.", answer=DiffBody),
     Route(
@@ -266,7 +305,7 @@ ROUTES: Final[tuple[Route, ...]] = (
 
 
 def _types() -> list[Any]:
-    found: list[Any] = [ErrorBody, StreamEvent, BatchEvent]
+    found: list[Any] = [ErrorBody, StreamEvent, BatchEvent, FileEvent]
     for route in ROUTES:
         for kind in (route.body, route.answer, *route.socket):
             if kind is not None and not isinstance(kind, str) and kind not in found:
@@ -291,6 +330,7 @@ def document(version: str) -> dict[str, Any]:
             "version": version,
             "description": f"{STREAM}: u32 little-endian length and a msgpack StreamEvent (of a "
             "batch: BatchEvent), repeated."
+            f" {FILES_STREAM}: the same with FileEvent."
             f" {OWNER_HEADER} names the owner of an undetached sandbox.",
         },
         "paths": paths,

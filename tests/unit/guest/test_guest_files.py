@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from skerry.errors import FileRefused, NotFound, Unavailable
 from skerry.guest.api import Outcome
-from skerry.guest.files import GuestFiles, helper_error, parse_records
+from skerry.guest.files import GuestFiles
+from skerry.guest.records import helper_error, parse_records
 from skerry.spec.files import FileInfo, FileType
 from skerry.wire import guest
 from skerry.wire.frames import WINDOW

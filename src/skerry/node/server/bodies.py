@@ -8,11 +8,11 @@ from skerry.spec.limits import MIB, STDIN_BYTES_MAX
 from skerry.spec.sandbox import SandboxSpec
 from skerry.wire.batch import BatchCreate, BatchDelete
 from skerry.wire.control import DrainBody, SandboxChange
+from skerry.wire.files import FileOp
 from skerry.wire.http import (
     ClientEvent,
     CommitBody,
     DebianBody,
-    FileOp,
     ForwardFrame,
     ForwardOpen,
     SignalBody,

@@ -2,47 +2,72 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing
+from typing import Any, cast
 
 import msgspec
 
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, SkerryError
 from skerry.node.node import Node
 from skerry.node.server.bodies import COMMIT, FILE_OP
-from skerry.node.server.exchange import Exchange
-from skerry.spec.files import Change, FileInfo
+from skerry.node.server.exchange import ClientGone, Exchange
+from skerry.spec.files import Change
+from skerry.wire.files import FILES_STREAM, FileEvent, event_to_wire, info_to_wire
+from skerry.wire.http import ErrorBody
 
 BYTES = "application/octet-stream"
 TAR = "application/x-tar"
 SIZE_MAX = 1 << 62
 
+_encode = msgspec.msgpack.Encoder().encode
+_length = struct.Struct("<I").pack
+
 
 async def read(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes/ID/files."""
-    exchange.allow("path", "user", "offset", "length")
+    exchange.allow("path", "user", "offset", "length", "tail", "sparse")
     sandbox = node.sandboxes.get(exchange.path("id"))
     offset = exchange.number("offset", 0, low=0, high=SIZE_MAX)
     length = exchange.number("length", -1, low=-1, high=SIZE_MAX)
-    pieces = node.files.read(sandbox, _path(exchange), exchange.param("user"), offset, length)
+    tail = exchange.number("tail", -1, low=0, high=SIZE_MAX)
+    pieces = node.files.read(
+        sandbox,
+        _path(exchange),
+        exchange.param("user"),
+        offset,
+        length,
+        tail=None if tail < 0 else tail,
+        sparse=exchange.flag("sparse"),
+    )
     await _give(exchange, pieces, BYTES)
 
 
 async def write(node: Node, exchange: Exchange) -> None:
     """PUT /v1/sandboxes/ID/files."""
-    exchange.allow("path", "user", "mode", "parents", "append", "exclusive")
+    exchange.allow("path", "user", "mode", "parents", "append", "exclusive", "offset", "sparse")
     sandbox = node.sandboxes.get(exchange.path("id"))
-    info = await node.files.write(
-        sandbox,
-        _path(exchange),
-        exchange.param("user"),
-        exchange.chunks(),
-        mode=_mode(exchange),
-        parents=exchange.flag("parents"),
-        append=exchange.flag("append"),
-        exclusive=exchange.flag("exclusive"),
-    )
-    await exchange.reply(printable(info))
+    path, user = _path(exchange), exchange.param("user")
+    parents = exchange.flag("parents")
+    offset = exchange.number("offset", -1, low=0, high=SIZE_MAX)
+    if offset >= 0:
+        info = await node.files.put(sandbox, path, user, exchange.chunks(), offset, parents=parents)
+    else:
+        info = await node.files.write(
+            sandbox,
+            path,
+            user,
+            exchange.chunks(),
+            mode=_mode(exchange),
+            parents=parents,
+            append=exchange.flag("append"),
+            exclusive=exchange.flag("exclusive"),
+            sparse=exchange.flag("sparse"),
+        )
+    await exchange.reply(info_to_wire(info))
 
 
 async def apply(node: Node, exchange: Exchange) -> None:
@@ -50,7 +75,7 @@ async def apply(node: Node, exchange: Exchange) -> None:
     exchange.allow()
     sandbox = node.sandboxes.get(exchange.path("id"))
     infos = await node.files.apply(sandbox, await exchange.body(FILE_OP))
-    await exchange.reply([printable(info) for info in infos])
+    await exchange.reply([info_to_wire(info) for info in infos])
 
 
 async def tree_get(node: Node, exchange: Exchange) -> None:
@@ -68,6 +93,54 @@ async def tree_put(node: Node, exchange: Exchange) -> None:
     user = exchange.param("user")
     await node.files.tree_put(sandbox, _path(exchange), user, exchange.chunks())
     await exchange.reply({})
+
+
+async def walk(node: Node, exchange: Exchange) -> None:
+    """GET /v1/sandboxes/ID/files/walk."""
+    exchange.allow("path", "user", "depth", "types", "glob")
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    depth = exchange.number("depth", -1, low=1, high=1 << 20)
+    found = node.files.walk(
+        sandbox,
+        _path(exchange),
+        exchange.param("user"),
+        depth=None if depth < 0 else depth,
+        types=exchange.param("types") or "",
+        glob=exchange.param("glob") or "",
+    )
+
+    async def events() -> AsyncIterator[bytes]:
+        async with aclosing(found):
+            async for entries in found:
+                yield frame(FileEvent(entries=tuple(info_to_wire(info) for info in entries)))
+
+    await _give_events(exchange, events())
+
+
+async def watch(node: Node, exchange: Exchange) -> None:
+    """GET /v1/sandboxes/ID/files/watch."""
+    exchange.allow("path", "user", "recursive")
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    happened = node.files.watch(
+        sandbox,
+        _path(exchange),
+        exchange.param("user"),
+        recursive=exchange.flag("recursive"),
+    )
+
+    async def events() -> AsyncIterator[bytes]:
+        async with aclosing(happened):
+            async for event in happened:
+                yield frame(FileEvent(watch=event_to_wire(event)))
+
+    await _give_events(exchange, events())
+
+
+async def usage(node: Node, exchange: Exchange) -> None:
+    """GET /v1/sandboxes/ID/files/usage."""
+    exchange.allow("path", "user")
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    await exchange.reply(await node.files.usage(sandbox, _path(exchange), exchange.param("user")))
 
 
 async def diff(node: Node, exchange: Exchange) -> None:
@@ -93,15 +166,59 @@ async def commit(node: Node, exchange: Exchange) -> None:
     await exchange.reply(await node.disk.commit(sandbox, await exchange.body(COMMIT)))
 
 
+def frame(event: FileEvent) -> bytes:
+    """Returns one event as it stands in a stream."""
+    data = _encode(event)
+    return _length(len(data)) + data
+
+
 async def _give(exchange: Exchange, pieces: AsyncIterator[bytes], content_type: str) -> None:
-    """Streams pieces. An error before the first is an answer; after it, the answer breaks off."""
+    """Streams pieces. An error before the first is an answer; after it, the answer breaks off.
+
+    When the client goes away, so does the work: the iterator is closed where it stands.
+    """
     first = await anext(pieces, None)
     await exchange.open_stream(content_type)
     if first is not None:
         await exchange.write(first)
+        await _until_gone(exchange, _send_rest(exchange, pieces))
+    await exchange.close_stream()
+
+
+async def _give_events(exchange: Exchange, events: AsyncIterator[bytes]) -> None:
+    """The same for events, which end with `done`, or with the error that came after the first."""
+    first = await anext(events, None)
+    await exchange.open_stream(FILES_STREAM)
+    last = FileEvent(done=True)
+    if first is not None:
+        await exchange.write(first)
+        try:
+            await _until_gone(exchange, _send_rest(exchange, events))
+        except SkerryError as error:
+            last = FileEvent(error=ErrorBody.of(error))
+    await exchange.write(frame(last))
+    await exchange.close_stream()
+
+
+async def _send_rest(exchange: Exchange, pieces: AsyncIterator[bytes]) -> None:
+    async with aclosing(cast("AsyncGenerator[bytes]", pieces)):
         async for piece in pieces:
             await exchange.write(piece)
-    await exchange.close_stream()
+
+
+async def _until_gone(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+    """Does the work; ends it, with ClientGone, when the client closes its connection."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(exchange.wait_gone())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait({task, gone})
+    await task
 
 
 def _path(exchange: Exchange) -> str:
@@ -119,14 +236,6 @@ def _mode(exchange: Exchange) -> int:
     if not 1 <= len(digits) <= 5 or set(digits) - set("01234567"):
         raise InvalidRequest(f"query: mode={text[:40]!r} is not octal")
     return int(digits, 8)
-
-
-def printable(info: FileInfo) -> FileInfo:
-    """Returns the file with names that can be sent: bytes that are no UTF-8 become U+FFFD."""
-    if info.name.isascii() and (info.target is None or info.target.isascii()):
-        return info
-    target = None if info.target is None else _text(info.target)
-    return msgspec.structs.replace(info, name=_text(info.name), target=target)
 
 
 def _printable_change(change: Change) -> Change:

@@ -4,12 +4,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
+from skerry.guest.records import parse_records, parse_usage
+from skerry.spec.files import WatchEvent
 from skerry.testing.conformance.kit import Box, Conformance, Result
 
-ENOENT, EACCES, EEXIST, EISDIR, ENOTEMPTY = 2, 13, 17, 21, 39
+ENOENT, EACCES, EEXIST, EISDIR, EINVAL, ENOTEMPTY = 2, 13, 17, 21, 22, 39
 
 
 def refused(result: Result) -> int:
@@ -31,6 +36,22 @@ def pack(members: dict[str, bytes | str]) -> bytes:
                 member.size, member.mode = len(content), 0o640
                 tar.addfile(member, io.BytesIO(content))
     return out.getvalue()
+
+
+class Events:
+    """What a watch tells, waited for."""
+
+    def __init__(self, stream: AsyncGenerator[WatchEvent], patience_s: float) -> None:
+        self._stream = stream
+        self._patience_s = patience_s
+
+    async def until(self, kind: str) -> WatchEvent:
+        """Returns the next event of a kind; others are passed over."""
+        async with asyncio.timeout(self._patience_s):
+            while True:
+                event = await anext(self._stream)
+                if event.kind == kind:
+                    return event
 
 
 class FileConformance(Conformance):
@@ -111,3 +132,81 @@ class FileConformance(Conformance):
     async def test_file_written_by_a_command_is_read_by_the_helper(self, box: Box) -> None:
         await box.sh("echo hello > /root/greeting")
         assert (await box.helper("read", "/root/greeting", "0", "-1")).stdout == b"hello\n"
+
+    async def test_parts_of_a_file_are_read_and_written(self, box: Box) -> None:
+        await box.helper("write", "/root/p", "644", "-", stdin=b"hello world")
+        assert (await box.helper("tail", "/root/p", "5")).stdout == b"world"
+        assert (await box.helper("put", "/root/p", "6", "-", stdin=b"W")).outcome.exit_code == 0
+        await box.helper("put", "/root/p", "-1", "-", stdin=b"!")
+        assert (await box.helper("read", "/root/p", "0", "-1")).stdout == b"hello World!"
+        await box.helper("truncate", "/root/p", "5")
+        assert (await box.helper("read", "/root/p", "0", "-1")).stdout == b"hello"
+        await box.helper("utime", "/root/p", "keep", "1500000000")
+        assert b" 5 1500000000 " in (await box.helper("stat", "/root/p")).stdout
+        assert refused(await box.helper("put", "/root/none", "0", "-", stdin=b"x")) == ENOENT
+
+    async def test_links_are_made_followed_and_replaced(self, box: Box) -> None:
+        await box.helper("write", "/root/l/file", "640", "p", stdin=b"x")
+        await box.helper("symlink", "/root/l/way", "file", "-")
+        assert (await box.helper("stat", "/root/l/way")).stdout.startswith(b"l 777 ")
+        assert (await box.helper("follow", "/root/l/way")).stdout.startswith(b"f 640 ")
+        assert refused(await box.helper("symlink", "/root/l/way", "gone", "-")) == EEXIST
+        await box.helper("symlink", "/root/l/way", "gone", "f")
+        assert refused(await box.helper("follow", "/root/l/way")) == ENOENT
+        await box.helper("link", "/root/l/again", "/root/l/file", "-")
+        await box.helper("put", "/root/l/again", "0", "-", stdin=b"y")
+        assert (await box.helper("read", "/root/l/file", "0", "-1")).stdout == b"y"
+
+    async def test_trees_are_copied_and_moved(self, box: Box) -> None:
+        await box.helper("write", "/root/from/sub/f", "640", "p", stdin=b"content")
+        await box.helper("symlink", "/root/from/link", "sub/f", "-")
+        assert refused(await box.helper("copy", "/root/from", "/root/to", "-")) == EISDIR
+        assert (await box.helper("copy", "/root/from", "/root/to", "r")).outcome.exit_code == 0
+        assert (await box.helper("stat", "/root/to/link")).stdout.startswith(b"l 777 ")
+        assert (await box.helper("stat", "/root/to/sub/f")).stdout.startswith(b"f 640 ")
+        again = await box.helper("copy", "/root/from/sub/f", "/root/to/sub/f", "x")
+        assert refused(again) == EEXIST
+        moved = await box.helper("move", "/root/to", "/root/deep/er", "p")
+        assert moved.outcome.exit_code == 0
+        assert (await box.helper("read", "/root/deep/er/sub/f", "0", "-1")).stdout == b"content"
+        assert refused(await box.helper("stat", "/root/to")) == ENOENT
+        assert refused(await box.helper("move", "/root/from", "/root/deep", "x")) == EEXIST
+
+    async def test_walk_finds_by_depth_type_and_glob(self, box: Box) -> None:
+        for name in ("a.py", "x/b.py", "x/y/c.py", "x/y/d.txt"):
+            await box.helper("write", f"/root/w/{name}", "644", "p", stdin=b"12345")
+
+        async def found(*words: str) -> set[str]:
+            walked = await box.helper("walk", "/root/w", *words)
+            assert walked.outcome.exit_code == 0, walked
+            return {info.name for info in parse_records(walked.stdout)}
+
+        assert await found("-1", "f", "") == {"a.py", "x/b.py", "x/y/c.py", "x/y/d.txt"}
+        assert await found("1", "-", "") == {"a.py", "x"}
+        assert await found("-1", "-", "*.py") == {"a.py", "x/b.py", "x/y/c.py"}
+        assert await found("-1", "-", "x/*.py") == {"x/b.py"}
+        assert await found("-1", "d", "**/y") == {"x/y"}
+        used = parse_usage((await box.helper("usage", "/root/w")).stdout)
+        assert (used.size, used.files, used.directories) == (20, 4, 3)
+
+    async def test_owner_is_changed_by_root_only(self, box: Box) -> None:
+        await box.helper("write", "/tmp/o/f", "644", "p", stdin=b"x")
+        assert (await box.helper("chown", "/tmp/o", "1234:55", "r")).outcome.exit_code == 0
+        assert (await box.helper("stat", "/tmp/o/f")).stdout.startswith(b"f 644 1234 55 ")
+        await box.helper("chown", "/tmp/o/f", ":56", "-")
+        assert (await box.helper("stat", "/tmp/o/f")).stdout.startswith(b"f 644 1234 56 ")
+        assert refused(await box.helper("chown", "/tmp/o/f", "nobody-knows-me", "-")) == EINVAL
+
+    async def test_watch_tells_what_happens(self, box: Box) -> None:
+        await box.helper("mkdir", "/root/seen/in", "755", "p")
+        async with aclosing(box.files().watch("/root/seen", recursive=True)) as stream:
+            events = Events(stream, box.patience_s)
+            await events.until("ready")
+            await box.helper("write", "/root/seen/in/f", "644", "-", stdin=b"x")
+            told = await events.until("created")
+            assert told.path == "/root/seen/in/f"
+            await box.helper("rename", "/root/seen/in/f", "/root/seen/g")
+            told = await events.until("moved")
+            assert (told.path, told.source) == ("/root/seen/g", "/root/seen/in/f")
+            await box.helper("remove", "/root/seen/g", "-")
+            assert (await events.until("removed")).path == "/root/seen/g"

@@ -17,6 +17,7 @@ import pytest
 from skerry.backends.api import Backend, CreateRequest, Instance
 from skerry.guest.api import Kind, Operation, Outcome, Stream
 from skerry.guest.client import GuestClient
+from skerry.guest.files import GuestFiles
 from skerry.guest.operation import RunningOperation
 from skerry.spec.ids import sandbox_id
 from skerry.spec.layers import RootfsPlan
@@ -131,6 +132,15 @@ class Box:
         """Runs a word of the file helper."""
         fields = {"cwd": b"/", **fields}
         return await self.run(*words, stdin=stdin, kind=Kind.FILE, **fields)
+
+    def files(self) -> GuestFiles:
+        """The file operations of this connection."""
+
+        def new_operation() -> tuple[int, bytes]:
+            self._handle += 1
+            return self._handle, os.urandom(16)
+
+        return GuestFiles(self.client, new_operation, cwd=b"/")
 
     async def running_named(self, name: str) -> int:
         """Counts processes inside by their program's name."""
