@@ -14,7 +14,7 @@ enum launcher_frame {
 	L_STATUS = 0x40, L_LAYER_MOUNT = 0x41, L_LAYER_UNMOUNT = 0x42, L_UPPER_OPEN = 0x43,
 	L_SLOT_MAKE = 0x44, L_SLOT_DROP = 0x45, L_START = 0x46, L_STOP = 0x47, L_ADOPT = 0x48,
 	L_FREEZE = 0x49, L_THAW = 0x4A, L_UPPER_DROP = 0x4B, L_UPPER_SNAPSHOT = 0x4C,
-	L_SHUTDOWN = 0x4F, L_EXITED = 0x60, L_OK = 0xC0, L_FAIL = 0xC1,
+	L_RECLAIM = 0x4D, L_PREFETCH = 0x4E, L_SHUTDOWN = 0x4F, L_EXITED = 0x60, L_OK = 0xC0, L_FAIL = 0xC1,
 };
 
 enum tag {
@@ -32,6 +32,7 @@ enum tag {
 	T_WORK_GROUP = 114, T_TASKS = 115, T_OOM_FILE = 116, T_OOM_KIND = 117, T_SOCKET = 118,
 	T_CONFIG = 119, T_UPPER_FROM = 120, T_STEP_US = 121, T_READ = 122, T_KEEP_UPPER = 123,
 	T_WAIT_STATUS = 124, T_SLOT_CLEAN = 125, T_TEXT = 126, T_CFG_BEST_EFFORT = 127,
+	T_BYTES = 128,
 };
 
 /* Descriptors that the launcher's child leaves to skerry-init. */

@@ -7,7 +7,8 @@
 #include "loop.h"
 #include "plan.h"
 
-enum { BUCKETS = 4096, LAYER_TABLE_MAX = 512, IN_FLIGHT_MAX = 40, POOL_MAX = 256, VERSION = 1 };
+enum { BUCKETS = 4096, LAYER_TABLE_MAX = 512, IN_FLIGHT_MAX = 40, POOL_MAX = 256, MEMORY_JOBS_MAX = 16,
+       VERSION = 1 };
 /* Exit status of a process that the launcher only adopted: the kernel tells it to the parent alone. */
 enum { STATUS_UNKNOWN = 0 };
 
@@ -96,6 +97,7 @@ struct launcher {
 	uint64_t trash_next;
 	struct report *reports; /* IN_FLIGHT_MAX, shared with the children */
 	uint64_t reports_used;  /* bit per report */
+	unsigned memory_jobs; /* RECLAIM and PREFETCH under way */
 	bool shutting_down;
 };
 
@@ -195,5 +197,7 @@ void start_settle(struct instance *i);
 void instances_stop_all(struct launcher *l);
 _Noreturn void child_run(struct instance *i);
 void freeze_set(struct launcher *l, struct request *r);
+/* memory.c: RECLAIM and PREFETCH */
+void memory_move(struct launcher *l, struct request *r);
 
 #endif

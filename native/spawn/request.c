@@ -40,6 +40,7 @@ static const struct form {
 	{T_UPPER_FROM, ID, offsetof(struct request, upper_from), "upper_from", 0},
 	{T_READ, PATHS, offsetof(struct request, reads), "read", READS_MAX},
 	{T_KEEP_UPPER, NUMBER, offsetof(struct request, keep_upper), "keep_upper", 0},
+	{T_BYTES, NUMBER, offsetof(struct request, bytes), "bytes", 0},
 	{T_TEXT, ID, offsetof(struct request, text), "text", 0},
 };
 
@@ -59,6 +60,8 @@ static const struct {
 	{L_ADOPT, {T_INSTANCE, T_SLOT, T_PID, T_AGENT_GROUP, T_SOCKET}},
 	{L_FREEZE, {T_INSTANCE}},
 	{L_THAW, {T_INSTANCE}},
+	{L_RECLAIM, {T_INSTANCE, T_BYTES}},
+	{L_PREFETCH, {T_INSTANCE, T_BYTES}},
 	{L_UPPER_DROP, {T_INSTANCE}},
 	{L_UPPER_SNAPSHOT, {T_INSTANCE, T_TEXT}},
 };
@@ -207,7 +210,7 @@ static int check(const struct request *r, const char **where)
 		}
 		*where = "number";
 		if (r->oom_kind > 2 || r->keep_upper > 1 || r->pid > INT32_MAX ||
-		    r->disk_bytes > INT64_MAX || r->shm_bytes > INT64_MAX)
+		    r->disk_bytes > INT64_MAX || r->bytes > INT64_MAX || r->shm_bytes > INT64_MAX)
 			return -EINVAL;
 		return 0;
 	}

@@ -26,7 +26,7 @@ struct request {
 	uint64_t seen[4]; /* bit per tag */
 	const char *instance, *upper, *path, *device, *hostname, *agent_group, *work_group;
 	const char *oom_file, *socket, *upper_from, *text;
-	uint64_t slot, uid_base, owner_uid, disk_bytes, shm_bytes, oom_kind, keep_upper, pid, offset;
+	uint64_t slot, uid_base, owner_uid, disk_bytes, shm_bytes, oom_kind, keep_upper, pid, offset, bytes;
 	const uint8_t *config;
 	size_t config_length;
 	struct text_list layers, tasks, reads;

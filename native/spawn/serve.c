@@ -196,6 +196,10 @@ static void serve(struct launcher *l, struct request *r)
 	case L_THAW:
 		freeze_set(l, r);
 		return;
+	case L_RECLAIM:
+	case L_PREFETCH:
+		memory_move(l, r);
+		return;
 	case L_STATUS:
 		status(l, &reply, r->offset);
 		free(r);

@@ -88,6 +88,16 @@ class Upper(msgspec.Struct, frozen=True):
     frozen_seconds: float
 
 
+class Reclaimed(msgspec.Struct, frozen=True):
+    """Memory that an instance gave back: by how much its use shrank, and how long that took.
+
+    What it takes in compressed swap is not in `bytes`.
+    """
+
+    bytes: int = 0
+    seconds: float = 0.0
+
+
 class Instance(Protocol):
     """A live thing that a backend made."""
 
@@ -166,8 +176,19 @@ class Snapshotable(Protocol):
 class Pausable(Protocol):
     """An instance that can stand still without losing anything."""
 
-    async def pause(self) -> None:
-        """All its processes are stopped when this returns; idempotent."""
+    async def pause(self) -> Reclaimed:
+        """All its processes are stopped when this returns; idempotent.
+
+        Its memory was given back as far as the host can take it; the same answer when repeated.
+        """
 
     async def resume(self) -> None:
-        """They run again when this returns; idempotent."""
+        """They run again when this returns; idempotent. Memory may still be coming back."""
+
+
+@runtime_checkable
+class Reclaimable(Protocol):
+    """An instance that can give memory back while it runs."""
+
+    async def reclaim(self, max_bytes: int, /) -> Reclaimed:
+        """Gives back up to that much, which comes again when it is used. Raises nothing."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skerry.cli.density_checks import cpu_class_check
+from skerry.cli.density_checks import cpu_class_check, swap_check
 from skerry.cli.findings import Check
 from skerry.cli.secrets import cache_home
 from skerry.cli.words import size
@@ -46,6 +46,7 @@ def host_checks(state_dir: str, run_dir: str) -> list[Check]:
         lambda: disk_check(state_dir),
         lambda: run_check(run_dir),
         memory_check,
+        swap_check,
     ]
     return [check() for check in checks]
 

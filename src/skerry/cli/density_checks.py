@@ -7,6 +7,7 @@ import errno
 import os
 
 from skerry.cli.findings import Check
+from skerry.cli.words import size
 
 PR_SCHED_CORE = 62
 
@@ -42,3 +43,23 @@ def _text(path: str) -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def swap_check() -> Check:
+    """What a pause can do with the memory of a sandbox."""
+    from skerry.density.zram import ALGORITHMS, Kernel, offered
+
+    areas = Kernel().areas()
+    if areas:
+        total = sum(areas.values())
+        return Check("swap", "ok", f"{size(total)} on {', '.join(areas)}: a pause frees memory")
+    if offered():
+        names = ", ".join(ALGORITHMS)
+        return Check(
+            "swap", "note", f"none; this kernel makes compressed swap ({names} if it has them)",
+            "a paused sandbox keeps its memory", "skerry node --zram 4GiB",
+        )  # fmt: skip
+    return Check(
+        "swap", "note", "none, and no zram in this kernel", "a paused sandbox keeps its memory",
+        "modprobe zram, or a swap partition or file",
+    )  # fmt: skip

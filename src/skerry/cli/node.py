@@ -30,6 +30,7 @@ ALREADY_RUNNING = 75  # EX_TEMPFAIL: another node has the state directory; use t
 @click.option("--state", metavar="DIR", help="State directory [/var/lib/skerry].")
 @click.option("--run", "run_dir", metavar="DIR", help="Run directory [/run/skerry].")
 @click.option("--log", "log_file", metavar="FILE", help="Log there, in bounded size [stderr].")
+@click.option("--zram", metavar="SIZE", help="Make compressed swap of that size, as 4GiB.")
 @click.option("--name", metavar="NAME", help="Five characters of a-z2-7 [drawn once].")
 @click.pass_obj
 def node(
@@ -43,6 +44,7 @@ def node(
     state: str | None,
     run_dir: str | None,
     log_file: str | None,
+    zram: str | None,
     name: str | None,
 ) -> int:
     """Run a node in the foreground, until SIGTERM or Ctrl-C.
@@ -62,6 +64,7 @@ def node(
             "tcp": listen,
             "tokens": read_tokens(token_file) if token_file else None,
             "log_file": os.path.abspath(log_file) if log_file else None,
+            "zram": zram,
         },
     )
     from skerry.cli.log import start_logging

@@ -8,7 +8,7 @@ from typing import Any
 
 from skerry.density.pressure import Marks
 from skerry.errors import InvalidRequest
-from skerry.spec.limits import GIB, MIB
+from skerry.spec.limits import GIB, MIB, parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,7 @@ class NodeConfig:
     pressure: Marks = field(default_factory=Marks)
     # Turns that a job (label `job`) or an owner gets in queues while others get one; at most 100.
     weights: dict[str, float] = field(default_factory=dict)
+    zram: str | None = None  # size of compressed swap that the node makes; None: none
     embedded: bool = False  # ends with its last owner (decision 21)
     keep_on_exit: bool = True  # instances outlive an orderly end, to be adopted
     # How long a node may be gone before what is not detached ends without it. None: for an embedded
@@ -107,6 +108,8 @@ class NodeConfig:
         self.pressure.check()
         if not all(0.01 <= weight <= 100 for weight in self.weights.values()):
             raise InvalidRequest("weights: between 0.01 and 100 each")
+        if self.zram is not None:
+            parse_bytes(self.zram, "zram")
         for name in ("lease_s", "exit_grace_s", "first_owner_s", "end_within_s"):
             if not 0 < getattr(self, name) < 86_400:
                 raise InvalidRequest(f"{name} must be above 0 and below a day")

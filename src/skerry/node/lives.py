@@ -198,7 +198,7 @@ class Lives:
             raise Bug(f"{sandbox.id} cannot be paused, and was asked to")
         try:
             if pausing:
-                await instance.pause()
+                sandbox.given = await instance.pause()
                 self._ledger.append(sandbox.id, ledger.Stood(True))
             else:
                 self._ledger.append(sandbox.id, ledger.Stood(False))

@@ -19,6 +19,7 @@ from skerry.node.recovery import recover
 from skerry.node.sandbox import Sandbox
 from skerry.node.server.app import build_app
 from skerry.node.server.listen import Listener
+from skerry.node.swap import close_swap, open_swap
 
 log = logging.getLogger("skerry.node")
 
@@ -84,6 +85,7 @@ async def alive(node: Node, hurry: asyncio.Event | None = None) -> AsyncIterator
     started: list[str] = []
     async with node.loop_watch.watching():
         try:
+            await open_swap(node.identity.name, node.config.zram)
             for name, backend in node.backends.items():
                 try:
                     await backend.start()
@@ -158,5 +160,7 @@ async def _end_parts(node: Node, started: list[str], hurry: asyncio.Event | None
                 log.warning("backend %s did not end in time", name)
         except SkerryError:
             log.exception("backend %s did not end well", name)
+    if not keep:  # what a paused sandbox has in it would not fit into memory
+        await close_swap(node.identity.name)
     node.ledger.close()
     node.identity.release()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.backends.api import Instance, Pausable, Snapshotable
+from skerry.backends.api import Instance, Pausable, Reclaimed, Snapshotable
 from skerry.errors import Bug, OutcomeUnknown, SandboxFailed, SkerryError
 from skerry.lifecycle.table import Event
 from skerry.node.clock import Clock
@@ -68,6 +68,7 @@ class Sandbox:
     destroy_tries: int = 0
     asked: SandboxSpec | None = None  # the spec of its create, if it was changed since
     pause_error: SkerryError | None = None  # why the last try to pause it failed
+    given: Reclaimed | None = None  # by its last pause
     draining: Draining | None = None  # its node's, while that is being drained
     waits: Wait | None = None  # for room: it is being made by name only
 
@@ -89,6 +90,8 @@ class Sandbox:
             reason=self.reason,
             running_commands=self.running,
             create_ms=self.create_ms,
+            pause_ms=None if self.given is None else round(self.given.seconds * 1000, 3),
+            pause_freed_bytes=None if self.given is None else self.given.bytes,
             draining=self.draining is not None,
             drain_deadline=None if self.draining is None else self.draining.deadline,
         )

@@ -156,6 +156,8 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reason: str | None = None  # why it failed or stopped
     running_commands: int = 0
     create_ms: float | None = None
+    pause_ms: float | None = None  # how long its last pause gave memory back
+    pause_freed_bytes: int | None = None  # by how much its memory shrank in that time
     draining: bool = False  # its node takes no new sandboxes and is being emptied
     drain_deadline: float | None = None  # when it will be stopped for that, if it lives so long
 
@@ -169,3 +171,4 @@ class Usage(msgspec.Struct, frozen=True):
     pids: int = 0
     oom_kills: int = 0
     memory_swapped: int = 0  # bytes of its memory that are in swap, not in memory_bytes
+    major_faults: int = 0  # pages that were read back from swap or disk when they were needed

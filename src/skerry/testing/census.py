@@ -1,8 +1,9 @@
 """The leak census (decision 34): the global state of a host before and after, never only our names.
 
 `take` reads processes, mount tables of all mount namespaces, cgroup directories of every hierarchy,
-network namespaces, loop devices, unix sockets, descriptors of given processes, memfds, and given
-directories; `compare` says what is there afterwards that was not before, one explainable line each.
+network namespaces, loop devices, unix sockets, descriptors of given processes, memfds, swap areas,
+and given directories; `compare` says what is there afterwards that was not before, one explainable
+line each.
 
 Other programs come and go meanwhile. A process counts if it descends from this one, is a native
 program, or is a Skerry daemon in the background; mount and network namespaces and memory files
@@ -47,6 +48,7 @@ class Census(msgspec.Struct, frozen=True):
     loops: frozenset[str]
     sockets: frozenset[str]
     memfds: frozenset[str]
+    swaps: frozenset[str]
     descriptors: dict[int, dict[str, int]]
     files: frozenset[str]
     foreign: frozenset[str] = frozenset()  # prefixes of another Skerry's names
@@ -76,6 +78,7 @@ def take(*, pids_of_interest: tuple[int, ...] = (), places: tuple[str, ...] = ()
         loops=frozenset(_loops()),
         sockets=frozenset(_sockets({p.pid for p in processes.values()} - mine)),
         memfds=frozenset(memfds),
+        swaps=frozenset(_swaps()),
         descriptors={pid: descriptors(pid) for pid in pids_of_interest},
         files=frozenset(name for place in places for name in _files(place)),
         foreign=frozenset(prefixes),
@@ -99,6 +102,7 @@ def compare(before: Census, after: Census) -> list[str]:
         "loop device": (before.loops, after.loops),
         "unix socket": (before.sockets, after.sockets),
         "memory file": (before.memfds, after.memfds),
+        "swap area or zram device": (before.swaps, after.swaps),
         "file": (before.files, after.files),
     }
     # /run/skerry must not hide /run/skerry-1.
@@ -203,6 +207,9 @@ def _foreign(
             prefixes |= {
                 word for word in words if word.count("/") > 1 and "skerry-init" not in word
             }
+            # A node's groups bear its name, and so does its compressed swap.
+            groups = {word.rpartition("/")[2] for word in words if "/cgroup/" in word}
+            prefixes |= {f"/{name}" for name in groups}
     strangers = _descendants(processes, heads)
     for pid in strangers:
         for line in _text(f"/proc/{pid}/cgroup").splitlines():
@@ -262,6 +269,23 @@ def _loops() -> set[str]:
         if backing:
             found.add(f"/dev/{name} of {backing}")
     return found
+
+
+def _swaps() -> set[str]:
+    """Areas in use, and compressed devices by their label; whose they are is told as of a group."""
+    found = {f"{line.split()[0]} is in use" for line in _text("/proc/swaps").splitlines()[1:]}
+    named = set()
+    for name in _names("/sys/block"):
+        if not name.startswith("zram") or _text(f"/sys/block/{name}/initstate").strip() != "1":
+            continue
+        try:
+            with open(f"/dev/{name}", "rb", buffering=0) as file:
+                label = file.read(1068)[1052:].rstrip(b"\0").decode("ascii", "replace")
+        except OSError:
+            label = ""
+        named.add(f"/dev/{name} of /{label}")
+        found.discard(f"/dev/{name} is in use")
+    return found | named
 
 
 def _sockets(others: set[int]) -> set[str]:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skerry.backends.api import Capabilities, CreateRequest, Exit, Health, Record, Upper
+from skerry.backends.api import Capabilities, CreateRequest, Exit, Health, Reclaimed, Record, Upper
 from skerry.errors import Conflict, SandboxFailed, SkerryError, Unavailable
 from skerry.spec.sandbox import Usage
 from skerry.testing.fake_agent import AgentConnection, FakeAgent
@@ -53,7 +53,7 @@ class FakeWorld:
 
 
 class FakeInstance:
-    """One fake instance; Pausable and Snapshotable."""
+    """One fake instance; Pausable, Reclaimable and Snapshotable."""
 
     def __init__(
         self, world: FakeWorld, request: CreateRequest, knobs: Knobs, clock: Clock
@@ -65,6 +65,7 @@ class FakeInstance:
         self._world = world
         self._clock = clock
         self._operations = 0
+        self.memory, self.swapped, self.major_faults = 1 << 20, 0, 0
         self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._transports: list[asyncio.BaseTransport] = []
 
@@ -105,7 +106,14 @@ class FakeInstance:
     async def usage(self) -> Usage:
         """Returns plausible numbers."""
         running = sum(op.done is None for op in self.agent.operations.values())
-        return Usage(0.001 * self._operations, 1 << 20, 2 << 20, running, 0)
+        return Usage(
+            cpu_seconds=0.001 * self._operations,
+            memory_bytes=self.memory - self.swapped,
+            memory_peak_bytes=2 << 20,
+            pids=running,
+            memory_swapped=self.swapped,
+            major_faults=self.major_faults,
+        )
 
     async def destroy(self) -> None:
         """Ends it and forgets it; idempotent."""
@@ -135,13 +143,21 @@ class FakeInstance:
         if self.agent.connection is not None and self.agent.connection.transport is not None:
             self.agent.connection.transport.abort()
 
-    async def pause(self) -> None:
+    async def pause(self) -> Reclaimed:
         """New operations stand still; idempotent."""
         self.agent.running.clear()
+        return await self.reclaim(1 << 62)
 
     async def resume(self) -> None:
-        """They go on; idempotent."""
+        """They go on, and all memory is back; idempotent."""
         self.agent.running.set()
+        self.swapped = 0
+
+    async def reclaim(self, max_bytes: int, /) -> Reclaimed:
+        """Moves from one number to another."""
+        moved = min(max_bytes, self.memory - self.swapped)
+        self.swapped += moved
+        return Reclaimed(moved, 0.001)
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Upper]:

@@ -71,6 +71,8 @@ class LauncherFrame(IntEnum):
     THAW = 0x4A
     UPPER_DROP = 0x4B
     UPPER_SNAPSHOT = 0x4C
+    RECLAIM = 0x4D
+    PREFETCH = 0x4E
     SHUTDOWN = 0x4F
     EXITED = 0x60
     OK = 0xC0
@@ -148,6 +150,7 @@ class Tag(IntEnum):
     SLOT_CLEAN = 125
     TEXT = 126
     CFG_BEST_EFFORT = 127
+    BYTES = 128
 
 
 class Frame(NamedTuple):

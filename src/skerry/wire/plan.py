@@ -30,6 +30,9 @@ WAIT_STATUS_MAX: Final = 0xFFFF
 ERRNO_MAX: Final = 4095
 NUMBER64_MAX: Final = (1 << 64) - 1
 
+_BYTES_MAX: Final = (1 << 63) - 1
+MEMORY_WORK_S: Final = 7.5  # Reclaim and Prefetch answer a little later at the latest
+
 _INSTANCE: Final = text("instance", Tag.INSTANCE)
 _SLOT: Final = number("slot", Tag.SLOT, 0, NUMBER64_MAX)
 _STEPS: Final = several("step", Tag.STEP, Kind.TEXTS)
@@ -209,6 +212,26 @@ class Thaw(Request, frozen=True):
     instance: str
 
 
+class Reclaim(Request, frozen=True, kw_only=True):
+    """Does the steps, then moves up to `bytes` of the instance's memory to swap: `MovedReply`."""
+
+    CODE = LauncherFrame.RECLAIM
+    PARTS = (_INSTANCE, number("bytes", Tag.BYTES, 0, _BYTES_MAX), _STEPS)
+    instance: str
+    bytes: int
+    step: tuple[str, ...] = ()
+
+
+class Prefetch(Request, frozen=True, kw_only=True):
+    """Reads back what is in swap within the first `bytes` of addresses: `MovedReply`."""
+
+    CODE = LauncherFrame.PREFETCH
+    PARTS = (_INSTANCE, number("bytes", Tag.BYTES, 0, _BYTES_MAX), _STEPS)
+    instance: str
+    bytes: int
+    step: tuple[str, ...] = ()
+
+
 class UpperDrop(Request, frozen=True):
     """Deletes an upper that Stop kept."""
 
@@ -286,6 +309,13 @@ class StopReply(Body, frozen=True, kw_only=True):
     text: str | None = None  # why not clean
 
 
+class MovedReply(Body, frozen=True):
+    """How much was moved; of PREFETCH, how many bytes of addresses were looked at."""
+
+    PARTS: ClassVar[tuple[Part, ...]] = (number("bytes", Tag.BYTES),)
+    bytes: int
+
+
 class Failure(Body, frozen=True, kw_only=True):
     """Why a request failed."""
 
@@ -329,6 +359,10 @@ class Reply(msgspec.Struct, frozen=True):
     def stop(self) -> StopReply:
         """Returns the success of Stop; raises ProtocolError."""
         return StopReply.parse(self.payload)
+
+    def moved(self) -> MovedReply:
+        """Returns the success of Reclaim and Prefetch; raises ProtocolError."""
+        return MovedReply.parse(self.payload)
 
 
 def decode(packet: bytes) -> Reply | Exited:

@@ -281,6 +281,17 @@ def test_burst_is_never_above_the_quota_between_two_writes(layout):
             assert now == {names[0]: quota_us(new.cpu), names[1]: burst_us(new)}
 
 
+def test_v2_opens_swap_for_a_reclaim_and_closes_it():
+    groups = groups_of(v2(), "n")
+    work = "/sys/fs/cgroup/skerry-n/slot-1/w"
+    assert groups.reclaim(1, 4096) == (
+        f"write {work}/memory.swap.max max",
+        f"write {work}/memory.reclaim 4096 swappiness=200",
+    )
+    assert groups.settle(1) == (f"write {work}/memory.swap.max 0",)
+    assert groups_of(v1(), "n").reclaim(1, 4096) == groups_of(v1(), "n").settle(1) == ()
+
+
 def test_what_is_in_swap_is_counted():
     stat = b"cache 9\nswap 8192\npgmajfault 5\n"
     found = groups_of(v1(), "n").parse((b"", b"", b"", b"", b"", stat))

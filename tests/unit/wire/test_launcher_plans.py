@@ -41,6 +41,8 @@ REQUESTS = [
     plan.Adopt(instance="i1", slot=1, pid=77, agent_group="/a", work_group="/w", socket="/s"),
     plan.Freeze("i1"),
     plan.Thaw("i1"),
+    plan.Reclaim(instance="i1", bytes=1 << 30, step=("write /a 1",)),
+    plan.Prefetch(instance="i1", bytes=0),
     plan.UpperDrop("i1"),
     plan.UpperSnapshot(instance="i1", text="name"),
     plan.Shutdown(),

@@ -19,6 +19,7 @@ def build_backend(
     node: str,
     layer_dirs: tuple[str, ...] = (),
     orphan_after_s: float | None = None,
+    prefetch: bool = True,
     log: logging.Logger | None = None,
 ) -> ContainerBackend:
     """Returns a backend that is not started yet.
@@ -26,8 +27,9 @@ def build_backend(
     `state_dir` (on a disk) and `run_dir` (short: agents' sockets lie in it) are the node's own;
     blobs of layers must lie below `state_dir` or one of `layer_dirs`. Without a node for
     `orphan_after_s` seconds, instances that are not detached end, and with the last one the launcher.
+    Without `prefetch` a resumed instance reads its memory from swap as it comes to need it.
     """
     if len(f"{run_dir}/i/") + _ID_LENGTH > SOCKET_PATH_MAX:
         raise InvalidRequest(f"run_dir {run_dir} is too long for the path of a unix socket")
-    places = Places(state_dir, run_dir, node, layer_dirs, orphan_after_s)
+    places = Places(state_dir, run_dir, node, layer_dirs, orphan_after_s, prefetch)
     return ContainerBackend(places, log or logging.getLogger("skerry.backends.container"))

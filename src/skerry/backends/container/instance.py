@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from skerry.backends.api import Exit, Record, Upper
+from skerry.backends.api import Exit, Reclaimed, Record, Upper
+from skerry.backends.container import memory
 from skerry.backends.container.parts import Parts
 from skerry.backends.container.remains import remove_groups_below
 from skerry.backends.container.slots import Slot
@@ -25,6 +26,7 @@ from skerry.wire import plan
 RECORD_VERSION = 1
 CONNECT_TIMEOUT_S = 10.0
 STOP_TRIES = 3
+_ALL = 1 << 62
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -61,6 +63,7 @@ class ContainerInstance:
         self._destroying: asyncio.Task[None] | None = None
         self._freeze = asyncio.Lock()
         self._snapshots = 0
+        self._given = Reclaimed()  # by the last pause
 
     @property
     def id(self) -> str:
@@ -113,6 +116,7 @@ class ContainerInstance:
             pids=now.pids,
             oom_kills=max(0, now.oom_kills - base.oom_kills),
             memory_swapped=now.swap_bytes,
+            major_faults=max(0, now.major_faults - base.major_faults),
         )
 
     async def destroy(self) -> None:
@@ -163,19 +167,42 @@ class ContainerInstance:
         """Returns its facts."""
         return Record("container", RECORD_VERSION, msgspec.to_builtins(self.facts))
 
-    async def pause(self) -> None:
-        """Freezes it; idempotent."""
+    async def pause(self) -> Reclaimed:
+        """Freezes it, then moves its memory to swap if the host has some; idempotent.
+
+        Frozen is what counts: memory that cannot be moved stays, and is in the answer as 0.
+        """
         async with self._freeze:
             if not self.paused:
                 await self._parts.ask(plan.Freeze(self.id))
                 self.paused = True
+                self._given = await memory.give_back(self._parts, self.id, self.slot, _ALL)
+            return self._given
 
     async def resume(self) -> None:
-        """Thaws it; idempotent."""
+        """Thaws it, and reads its memory ahead while it runs already; idempotent.
+
+        Measured (bench/pause.py): the first command is done earlier than if it waited for that.
+        """
         async with self._freeze:
-            if self.paused:
-                await self._parts.ask(plan.Thaw(self.id))
-                self.paused = False
+            if not self.paused:
+                return
+            swapped = self._parts.read_counters(self.slot).swap_bytes
+            if swapped and self._parts.places.prefetch:
+                fetching = memory.fetch(self._parts, self.id, swapped)
+                self._parts.track(asyncio.create_task(fetching))
+            await self._parts.ask(plan.Thaw(self.id))
+            self.paused = False
+            await memory.close_swap(self._parts, self.id, self.slot)
+
+    async def reclaim(self, max_bytes: int, /) -> Reclaimed:
+        """Moves up to that much of its memory to swap while it runs; nothing if it is paused."""
+        if self.paused or not self.alive or self._freeze.locked():
+            return Reclaimed()
+        async with self._freeze:
+            given = await memory.give_back(self._parts, self.id, self.slot, max_bytes)
+            await memory.close_swap(self._parts, self.id, self.slot)
+        return given
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Upper]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 STARTS_MAX = 8
 STOPS_MAX = 32
+# Both need a core each; together fewer than the launcher's own bound of 16.
+RECLAIMS_MAX = 4
+PREFETCHES_MAX = 8
 _READ_MAX = 4096
 
 
@@ -36,6 +39,7 @@ class Places(msgspec.Struct, frozen=True):
     node: str
     layer_dirs: tuple[str, ...] = ()
     orphan_after_s: float | None = None
+    prefetch: bool = True  # memory is read ahead when an instance is resumed
 
     @property
     def keep_dir(self) -> str:
@@ -63,6 +67,8 @@ class Parts:
         self.features: frozenset[str] = frozenset()
         self.starts = asyncio.Semaphore(STARTS_MAX)
         self.stops = asyncio.Semaphore(STOPS_MAX)
+        self.reclaims = asyncio.Semaphore(RECLAIMS_MAX)
+        self.prefetches = asyncio.Semaphore(PREFETCHES_MAX)
         self.process: LauncherProcess | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 

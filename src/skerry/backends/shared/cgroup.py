@@ -98,6 +98,12 @@ class Groups(Protocol):
     def limit(self, number: int, old: Limits | None, new: Limits) -> tuple[str, ...]:
         """Plans the writes from the limits that the slot has (None: unknown) to new ones."""
 
+    def reclaim(self, number: int, max_bytes: int, /) -> tuple[str, ...]:
+        """Plans what the kernel is asked for before processes are gone through one by one."""
+
+    def settle(self, number: int, /) -> tuple[str, ...]:
+        """Plans the end of `reclaim`: what runs is not swapped out."""
+
     def parse(self, contents: tuple[bytes, ...]) -> Counters:
         """Reads the contents of the slot's `readings`; a file that is gone or odd counts as 0."""
 
@@ -282,6 +288,14 @@ class V1:
             steps.append(f"write {cpu}/cpu.shares {shares(new.weight)}")
         return (*steps, f"write {memory}/memory.max_usage_in_bytes 0")
 
+    def reclaim(self, _number: int, _max_bytes: int, /) -> tuple[str, ...]:
+        """Nothing: v1 can only empty a group, of pages that others use too (decision 19)."""
+        return ()
+
+    def settle(self, _number: int, /) -> tuple[str, ...]:
+        """Nothing: memory and swap have one limit together."""
+        return ()
+
     def parse(self, contents: tuple[bytes, ...]) -> Counters:
         """The OOM count is the line `oom_kill` of memory.oom_control."""
         return _counters(contents, b"cache")
@@ -352,6 +366,18 @@ class V2:
         if (old is None or old.weight != new.weight) and not new.best_effort:
             steps.append(f"write {top}/cpu.weight {new.weight}")
         return tuple(steps)
+
+    def reclaim(self, number: int, max_bytes: int, /) -> tuple[str, ...]:
+        """Opens swap, and has anonymous memory reclaimed: with this swappiness no page cache goes."""
+        work = f"{self._node}/slot-{number}/w"
+        return (
+            f"write {work}/memory.swap.max max",
+            f"write {work}/memory.reclaim {max_bytes} swappiness=200",
+        )
+
+    def settle(self, number: int, /) -> tuple[str, ...]:
+        """Closes swap; what is there stays until it is needed."""
+        return (f"write {self._node}/slot-{number}/w/memory.swap.max 0",)
 
     def parse(self, contents: tuple[bytes, ...]) -> Counters:
         """The peak is that of the group's life: the kernel resets it for single readers only."""
