@@ -198,6 +198,38 @@ async def forward(client: Client) -> None:
         server.close()
 
 
+SERVER = (
+    "use IO::Socket::INET; my $s = IO::Socket::INET->new(LocalAddr => '127.0.0.1', LocalPort => 9000, "
+    "Listen => 8, ReuseAddr => 1) or exit 9; $| = 1; print 'up'; "
+    "while (my $c = $s->accept) { my $l = <$c>; print $c $l; close $c }"
+)
+
+
+LINE = """perl -e "$SERVER" >/root/up 2>&1 &
+for n in $(seq 100); do [ -s /root/up ] && break; sleep 0.05; done; cat /root/up"""
+
+
+async def ports(client: Client) -> None:
+    """A server inside is reached from outside, again and again."""
+    begin = time.monotonic()
+
+    async def ask(sandbox: Any, nonce: bytes) -> bytes:
+        async with sandbox.connect(9000) as connection:
+            await connection.write(nonce)
+            answer = b""
+            while data := await connection.read():
+                answer += data
+            return answer
+
+    async with client.sandbox() as sandbox:
+        up = await client.run(sandbox, LINE, env={"SERVER": SERVER})
+        client.expect(up.stdout == b"up", f"the server inside: {up}", begin)
+        for _ in range(client.chance.randint(1, 5)):
+            nonce = client.nonce().encode() + b"\n"
+            answer = await client.tell.op("forward", ask(sandbox, nonce))
+            client.expect(answer == nonce, f"port 9000 answered {answer!r}", begin)
+
+
 async def snapshot(client: Client) -> None:
     """What was written is in the diff."""
     begin = time.monotonic()
@@ -256,6 +288,7 @@ SCENARIOS: dict[str, tuple[Scenario, float]] = {
     "batch": (batch, 1.5),
     "ends": (ends, 1.0),
     "forward": (forward, 1.0),
+    "ports": (ports, 1.0),
     "snapshot": (snapshot, 0.7),
     "pauses": (pauses, 1.0),
     "stops": (stops, 0.7),
