@@ -16,6 +16,7 @@ from skerry.node.lives import Lives
 from skerry.node.metrics import Metrics
 from skerry.node.operations import Operations
 from skerry.node.parts import Parts
+from skerry.node.probes import Probes
 
 
 class Node:
@@ -38,6 +39,7 @@ class Node:
         self.backends = parts.backends
         self.version = parts.version
         self.started = parts.clock.wall()
+        self.probes = Probes(parts.backends, parts.clock)
 
         self.lives = Lives(parts)
         self.handles = Handles(parts.ledger)

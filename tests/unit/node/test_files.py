@@ -204,7 +204,7 @@ async def test_plans_are_remembered_for_a_moment_only(stand, manual) -> None:
         assert stand.library.resolved == 2
 
 
-async def test_health_names_the_backends(stand) -> None:
+async def test_health_names_the_backends(stand, manual) -> None:
     async with stand.serving() as (node, api):
         await api.create()
         health = await api.call("GET", "/v1/health")
@@ -212,5 +212,6 @@ async def test_health_names_the_backends(stand) -> None:
         assert health["sandboxes"] == 1
         assert health["backends"] == {"container": "usable"}
         stand.backend.knobs.unusable = "no user namespaces"
+        await manual.advance(1)
         health = await api.call("GET", "/v1/health")
         assert health["backends"]["container"] == "no user namespaces"

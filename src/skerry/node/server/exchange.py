@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 BODY_BYTES_MAX = MIB  # of a body that is one message, unless its type allows more
 QUERY_FIELDS_MAX = 64
+BODY_WITHIN_S = 30.0  # a body that is one message, and this for each piece of it:
+BODY_BYTES_PER_S = MIB
 
 log = logging.getLogger("skerry.node.server")
 
@@ -174,8 +176,15 @@ class Exchange:
         data: bytes = message.get("body", b"")
         if not message.get("more_body", False) and len(data) <= bytes_max:
             return data
+        seconds = BODY_WITHIN_S + bytes_max / BODY_BYTES_PER_S
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._rest(data, bytes_max, more=message.get("more_body", False))
+        except TimeoutError:
+            raise InvalidRequest(f"body: not complete within {seconds:.0f} s") from None
+
+    async def _rest(self, data: bytes, bytes_max: int, *, more: bool) -> bytes:
         parts, total = [data], len(data)
-        more = message.get("more_body", False)
         while more and total <= bytes_max:
             message = await self.receive()
             if message["type"] == "http.disconnect":

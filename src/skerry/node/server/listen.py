@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ import uvicorn
 
 from skerry.errors import Conflict, Unavailable
 from skerry.node.config import NodeConfig, tcp_address
+from skerry.node.server.protocol import BoundedProtocol, bounds_of
 from skerry.node.server.sockets import MESSAGE_BYTES_MAX
 
 BACKLOG = 4096
@@ -46,6 +47,7 @@ class Listener(uvicorn.Server):
             )
         )
         self.tcp: tuple[str, int] | None = None
+        self.bounds = bounds_of(config.limits.connections_max)
         self._node = config
         self._task: asyncio.Task[None] | None = None
 
@@ -60,11 +62,9 @@ class Listener(uvicorn.Server):
         loop = asyncio.get_running_loop()
         state: dict[str, Any] = {}
 
-        protocol_class: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-
         def protocol() -> asyncio.Protocol:
-            return protocol_class(
-                config=self.config, server_state=self.server_state, app_state=state
+            return BoundedProtocol(
+                self.bounds, config=self.config, server_state=self.server_state, app_state=state
             )
 
         self.servers = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from skerry.errors import SkerryError
 from skerry.node.metrics import page
 from skerry.node.node import Node
 from skerry.node.server.bodies import DRAIN
@@ -15,14 +14,6 @@ from skerry.wire.http import METRICS, Health
 
 async def health(node: Node, exchange: Exchange) -> None:
     """GET /v1/health."""
-    backends = {}
-    for name, backend in node.backends.items():
-        try:
-            seen = await backend.probe()
-        except SkerryError as error:
-            backends[name] = error.message
-        else:
-            backends[name] = "usable" if seen.usable else seen.reason
     await exchange.reply(
         Health(
             node=node.identity.name,
@@ -33,7 +24,7 @@ async def health(node: Node, exchange: Exchange) -> None:
             uptime_s=round(node.clock.wall() - node.started, 3),
             live=node.admission.sandboxes,
             draining=node.drain.on,
-            backends=backends,
+            backends=await node.probes(),
         )
     )
 
