@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from skerry.density.idle import IdleMarks
 from skerry.density.pressure import Marks
 from skerry.errors import InvalidRequest
 from skerry.spec.limits import GIB, MIB, parse_bytes
@@ -60,6 +61,7 @@ class NodeConfig:
     pressure: Marks = field(default_factory=Marks)
     # Turns that a job (label `job`) or an owner gets in queues while others get one; at most 100.
     weights: dict[str, float] = field(default_factory=dict)
+    idle_reclaim: IdleMarks = field(default_factory=IdleMarks)
     zram: str | None = None  # size of compressed swap that the node makes; None: none
     embedded: bool = False  # ends with its last owner (decision 21)
     keep_on_exit: bool = True  # instances outlive an orderly end, to be adopted
@@ -108,6 +110,7 @@ class NodeConfig:
         self.pressure.check()
         if not all(0.01 <= weight <= 100 for weight in self.weights.values()):
             raise InvalidRequest("weights: between 0.01 and 100 each")
+        self.idle_reclaim.check()
         if self.zram is not None:
             parse_bytes(self.zram, "zram")
         for name in ("lease_s", "exit_grace_s", "first_owner_s", "end_within_s"):

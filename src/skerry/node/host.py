@@ -18,6 +18,7 @@ class HostView:
     memory_available_bytes: int
     load: tuple[float, float, float]
     pressure: dict[str, float]
+    swap_free_bytes: int = 0
 
 
 def host_view(proc: str = "/proc") -> HostView:
@@ -33,6 +34,7 @@ def host_view(proc: str = "/proc") -> HostView:
             for name in PRESSURE
             if (share := some_avg10(_text(f"{proc}/pressure/{name}"))) is not None
         },
+        swap_free_bytes=memory.get("SwapFree", 0),
     )
 
 

@@ -93,7 +93,8 @@ async def alive(node: Node, hurry: asyncio.Event | None = None) -> AsyncIterator
                     raise Unavailable(f"backend {name}: {error.message}") from error
                 started.append(name)
             await recover(node)
-            yield
+            async with node.idle.working():
+                yield
         finally:
             await _end_parts(node, started, hurry)
 

@@ -12,6 +12,7 @@ from skerry.node.execution import Execution
 from skerry.node.files import Files
 from skerry.node.forward import Forwarder
 from skerry.node.handles import Handles
+from skerry.node.idle import IdleReclaim
 from skerry.node.lives import Lives
 from skerry.node.metrics import Metrics
 from skerry.node.operations import Operations
@@ -52,6 +53,7 @@ class Node:
         self.disk = Disk(self.lives, parts.images, parts.clock)
         self.forwarder = Forwarder(self.lives, parts.clock)
         self.batches = Batches(parts, self.lives)
+        self.idle = IdleReclaim(parts.config.idle_reclaim, parts.sandboxes, parts.clock)
         self.metrics = Metrics()
         self.lives.observe = self.metrics.changed
         self.execution.observe = self.metrics.answered
