@@ -82,6 +82,5 @@ def test_without_a_node_an_embedded_one_comes_and_goes(top: Path) -> None:
     until = time.monotonic() + 30
     while (top / "r/node.sock").exists() and time.monotonic() < until:
         time.sleep(0.1)
-    census = json.loads(skerry(*local, "doctor", "--census", "--json").stdout)
-    assert census["nodes"] == [] or str(top) not in str(census["nodes"])
+    assert str(top) not in skerry("census", "--json").stdout
     assert before.left() == []

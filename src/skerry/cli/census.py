@@ -1,90 +1,77 @@
-"""A census of our own things on this machine: what is here because of Skerry, whoever made it."""
+"""`skerry census`: what Skerry holds on this machine, by node; orphans, and their removal."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import asdict
 
-PROGRAMS = ("skerry-spawn", "skerry-init")
+import click
 
+from skerry.cli.app import App
+from skerry.cli.group import SkerryCommand
+from skerry.cli.holdings import Holdings, Thing, take
+from skerry.cli.words import plural
+from skerry.node import registry
 
-def take(state_dir: str, run_dir: str) -> dict[str, list[str]]:
-    """Returns what was found, by kind; reads /proc and /sys and changes nothing."""
-    return {
-        "nodes": _processes(_is_node),
-        "launchers and agents": _processes(_is_native),
-        "mounts": _mounts(state_dir, run_dir),
-        "control groups": _groups(),
-        "loop devices": _loops(state_dir),
-        "sockets of agents": _names(os.path.join(run_dir, "i")),
-        "network namespaces": [n for n in _names("/run/netns") if n.startswith("skerry")],
-    }
+SHOWN = 10
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
+@click.command(cls=SkerryCommand)
+@click.option("--node", "only", metavar="NAME", help="Only what belongs to this node.")
+@click.option("--clean", "cleans", is_flag=True, help="Remove orphans; nothing else is touched.")
+@click.option("-v", "--verbose", is_flag=True, help="Every thing, not only the first of a kind.")
+@click.pass_obj
+def census(app: App, /, *, only: str | None, cleans: bool, verbose: bool) -> int:
+    """List what Skerry holds on this machine, by node, and what is left of nodes that are gone.
+
+    Exit status 1 if there are orphans (after --clean: if some could not be removed).
+    """
+    found = take(state_dir=app.settings.state)
+    if cleans:
+        return _clean(app, found, only)
+    things = [thing for thing in found.things if only in (None, thing.node)]
+    if app.as_json:
+        for thing in things:
+            app.emit({**asdict(thing), "orphan": found.orphan(thing)})
+    else:
+        _show(app, found, things, verbose=verbose)
+    return 1 if any(found.orphan(thing) for thing in things) else 0
 
 
-def _names(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []
+def _show(app: App, found: Holdings, things: list[Thing], *, verbose: bool) -> None:
+    if not things:
+        app.note("nothing of Skerry is here")
+    for node in sorted({thing.node for thing in things}):
+        app.line(f"node {node}, which {found.state_of(node)}" if node else "of no known node")
+        kinds: dict[str, list[str]] = {}
+        for thing in things:
+            if thing.node == node:
+                kinds.setdefault(thing.kind, []).append(thing.what)
+        for kind, items in kinds.items():
+            app.line(f"  {len(items):>5} {kind}")
+            shown = items if verbose else items[:SHOWN]
+            for item in shown:
+                app.line(f"        {item}")
+            if len(items) > len(shown):
+                app.line(f"        and {len(items) - len(shown)} more (-v shows them)")
+    orphans = sum(found.orphan(thing) for thing in things)
+    if orphans:
+        app.warn(
+            f"{plural(orphans, 'thing')} of nodes that are gone; `skerry census --clean` removes them"
+        )
 
 
-def _is_node(_comm: str, words: list[str]) -> bool:
-    if "node" not in words:
-        return False
-    before = words[: words.index("node")]
-    return any(word == "skerry.cli.main" or word.endswith("/skerry") for word in before)
+def _clean(app: App, found: Holdings, only: str | None) -> int:
+    from skerry.cli.clean import clean
 
-
-def _is_native(comm: str, words: list[str]) -> bool:
-    program = os.path.basename(words[0]) if words else ""
-    return comm in PROGRAMS or program in PROGRAMS
-
-
-def _processes(wanted: Callable[[str, list[str]], bool]) -> list[str]:
-    found = []
-    for name in _names("/proc"):
-        if not name.isdecimal() or int(name) == os.getpid():
-            continue
-        comm = _read(f"/proc/{name}/comm").strip()
-        words = [word for word in _read(f"/proc/{name}/cmdline").split("\0") if word]
-        if comm and wanted(comm, words):
-            found.append(f"{name} {' '.join(words)[:100] or comm}")
-    return found
-
-
-def _mounts(state_dir: str, run_dir: str) -> list[str]:
-    below = tuple(f"{path.rstrip('/')}/" for path in (state_dir, run_dir))
-    found = []
-    for line in _read("/proc/self/mountinfo").splitlines():
-        fields = line.split(" ")
-        if len(fields) > 5 and f"{fields[4]}/".startswith(below):
-            kind = line.partition(" - ")[2].split(" ")[0]
-            found.append(f"{fields[4]} ({kind})")
-    return found
-
-
-def _groups() -> list[str]:
-    found = []
-    for line in _read("/proc/self/mountinfo").splitlines():
-        if " - cgroup" not in line:
-            continue
-        root = line.split(" ")[4]
-        found += [f"{root}/{name}" for name in _names(root) if name.startswith("skerry-")]
-    return found
-
-
-def _loops(state_dir: str) -> list[str]:
-    found = []
-    for name in _names("/sys/block"):
-        backing = _read(f"/sys/block/{name}/loop/backing_file").strip()
-        if backing.startswith(state_dir.rstrip("/") + "/"):
-            found.append(f"/dev/{name} {backing}")
-    return found
+    nodes = sorted({thing.node for thing in found.orphans if only in (None, thing.node)})
+    trouble = []
+    for node in nodes:
+        app.note(f"removing what is left of node {node}")
+        trouble += clean(found, node, registry.DIRECTORY)
+    for line in trouble:
+        app.warn(line)
+    if app.as_json:
+        app.emit({"cleaned": nodes, "trouble": trouble})
+    elif not nodes:
+        app.note("no orphans")
+    return 1 if trouble else 0

@@ -9,6 +9,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.checks import host_checks
+from skerry.cli.features import feature_checks
 from skerry.cli.findings import Check
 from skerry.cli.group import SkerryCommand
 from skerry.errors import SkerryError
@@ -20,19 +21,16 @@ COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "missing": "red"}
 
 
 @click.command(cls=SkerryCommand)
-@click.option("--census", is_flag=True, help="Instead list what Skerry holds on this machine.")
 @click.pass_obj
-def doctor(app: App, /, *, census: bool) -> int:
+def doctor(app: App, /) -> int:
     """Say what this machine can do and what is missing, with what to do about it.
 
     Starts nothing and changes nothing. Exit status 1 if sandboxes cannot run here.
     """
-    if census:
-        return show_census(app)
     if app.settings.url is not None:
         checks = [app.wait_for(lambda: remote_check(app))]
     else:
-        checks = host_checks(app.settings.state, app.settings.run)
+        checks = host_checks(app.settings.state, app.settings.run) + feature_checks()
         checks += app.wait_for(lambda: node_checks(app))
     for check in checks:
         if app.as_json:
@@ -50,10 +48,10 @@ def doctor(app: App, /, *, census: bool) -> int:
 def show(app: App, check: Check) -> None:
     """Prints one finding: the fact, and if it is not good, the consequence and the remedy."""
     word = click.style(f"{check.status:<8}", fg=COLOURS[check.status])
-    app.line(f"{word} {check.name:<20} {check.found}")
+    app.line(f"{word} {check.name:<22} {check.found}")
     for text in (check.consequence, check.remedy and f"-> {check.remedy}"):
         if text and check.status != "ok":
-            app.line(f"{'':<29} {text}")
+            app.line(f"{'':<31} {text}")
 
 
 async def remote_check(app: App) -> Check:
@@ -113,25 +111,3 @@ async def base_check(client: Client) -> Check:
             "`skerry image build base/debian:12`; `skerry demo` does it too",
         )  # fmt: skip
     return Check("base image", "ok", ", ".join(bases))
-
-
-def show_census(app: App) -> int:
-    """Lists what Skerry holds: 0 if nothing, or a node runs that holds it; 1 for remains."""
-    from skerry.cli.census import take
-
-    found = take(app.settings.state, app.settings.run)
-    if app.as_json:
-        app.emit(found)
-    else:
-        for kind, items in found.items():
-            app.line(f"{len(items):>6} {kind}")
-            for item in items[:20]:
-                app.line(f"         {item}")
-            if len(items) > 20:
-                app.line(f"         and {len(items) - 20} more")
-    remains = any(found.values()) and not found["nodes"]
-    if remains:
-        app.warn(
-            "no node runs, so these are remains; the next start of a node clears or adopts them"
-        )
-    return 1 if remains else 0

@@ -32,6 +32,7 @@ COMMANDS = {
     "drain": ("skerry.cli.control:drain", "Empty a node: no new sandboxes, the live ones finish."),
     "node": ("skerry.cli.node:node", "Run a node in the foreground."),
     "doctor": ("skerry.cli.doctor:doctor", "Say what this machine can do and what is missing."),
+    "census": ("skerry.cli.census:census", "List what Skerry holds on this machine, and orphans."),
     "bench": ("skerry.cli.bench:bench", "Run the benchmarks of the checkout."),
     "completion": ("skerry.cli.completion:completion", "Print the completion script of a shell."),
 }

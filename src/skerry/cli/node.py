@@ -110,6 +110,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
 
     from skerry.density.pressure import Marks
     from skerry.node.config import Limits, NodeConfig
+    from skerry.node.registry import DIRECTORY
 
     refuse_unknown(content, NodeConfig, "")
     refuse_unknown(content.get("limits", {}), Limits, "limits.")
@@ -119,6 +120,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
         "run_dir": settings.run,
         "store_dir": os.path.join(settings.state, "store"),
         "cache_dir": cache_home(),
+        "registry_dir": DIRECTORY,
     }
     if settings.state_dir is None and "state_dir" in content and "store_dir" not in content:
         values["store_dir"] = os.path.join(str(content["state_dir"]), "store")

@@ -13,6 +13,7 @@ from skerry.density.pressure import Pressure, places
 from skerry.images.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.store import DirectoryStore
+from skerry.node import registry as nodes
 from skerry.node.admission import Admission
 from skerry.node.clock import Clock, SystemClock
 from skerry.node.config import NodeConfig
@@ -54,6 +55,7 @@ def build_node(
         os.makedirs(path, mode=0o700, exist_ok=True)
     identity = claim(config.state_dir, config.socket_path)
     try:
+        nodes.enter(config.registry_dir, identity.name, config)
         journal = Journal.open(
             os.path.join(config.state_dir, "journal"), now_ns=lambda: int(clock.wall() * 1e9)
         )

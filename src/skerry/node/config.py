@@ -68,6 +68,7 @@ class NodeConfig:
     # How long a node may be gone before what is not detached ends without it. None: for an embedded
     # one its lease and a minute, for others for ever.
     orphan_after_s: float | None = None
+    registry_dir: str = ""  # where the node says that it is there; "": nowhere
     log_format: str = "text"  # or "json": an object a line
     log_file: str | None = None  # of bounded size; None: standard error
     end_within_s: float = 30.0  # of an orderly end; what is not done by then is left to the next

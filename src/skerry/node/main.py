@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from skerry.errors import SkerryError, Unavailable
+from skerry.node import registry
 from skerry.node.build import build_node
 from skerry.node.config import NodeConfig
 from skerry.node.node import Node
@@ -164,4 +165,6 @@ async def _end_parts(node: Node, started: list[str], hurry: asyncio.Event | None
     if not keep:  # what a paused sandbox has in it would not fit into memory
         await close_swap(node.identity.name)
     node.ledger.close()
+    if not keep:
+        registry.leave(node.config.registry_dir, node.identity.name)
     node.identity.release()

@@ -10,11 +10,19 @@ import pytest
 from fake_client import FakeClient, invoke
 
 from skerry.cli import bench as bench_module
-from skerry.cli import census, checks
+from skerry.cli import checks, holdings
 from skerry.cli import doctor as doctor_module
 from skerry.cli.checks import host_checks
+from skerry.cli.clean import clean
+from skerry.cli.features import FEATURES, feature_checks
 from skerry.cli.findings import Check
+from skerry.cli.holdings import Holdings, Thing
+from skerry.cli.machine import Machine
 from skerry.cli.up import make_token
+from skerry.errors import Conflict
+from skerry.node import registry
+from skerry.node.config import NodeConfig
+from skerry.node.identity import claim
 
 DOC = Path(__file__).parents[3] / "docs/guide/cli.md"
 
@@ -70,20 +78,126 @@ def test_doctor_of_a_remote_node_asks_the_node_only() -> None:
     assert "abcde" in result.stdout
 
 
-def test_census_knows_our_processes_by_their_names() -> None:
+def test_node_is_known_by_its_command_line() -> None:
     words = ["python3", "-m", "skerry.cli.main", "--state", "/s", "node", "--embedded"]
-    assert census._is_node("python3", words)
-    assert census._is_node("skerry", ["python3", "/usr/bin/skerry", "node"])
-    assert not census._is_node("python3", ["python3", "node.py"])
-    assert not census._is_node("bash", ["bash", "-c", "skerry node"])
-    assert census._is_native("skerry-init", ["skerry-init"])
-    assert census._is_native("x", ["/opt/skerry-spawn", "--run"])
+    assert holdings._is_node(words)
+    assert holdings._is_node(["python3", "/usr/bin/skerry", "node"])
+    assert not holdings._is_node(["python3", "node.py"])
+    assert not holdings._is_node(["bash", "-c", "skerry node"])
 
 
-def test_census_has_every_kind(tmp_path: Path) -> None:
-    found = census.take(str(tmp_path / "s"), str(tmp_path / "r"))
-    assert found["sockets of agents"] == []
-    assert set(found) >= {"nodes", "mounts", "control groups", "loop devices"}
+def test_what_waits_for_its_node_is_no_orphan() -> None:
+    things = [Thing("control groups", "/a", "aaaaa"), Thing("control groups", "/b", "bbbbb"),
+              Thing("control groups", "/c", "ccccc"), Thing("loop device", "/dev/loop1")]  # fmt: skip
+    found = Holdings(things, running={"aaaaa"}, waiting={"bbbbb"})
+    assert [thing.node for thing in found.orphans] == ["ccccc"]
+    for node in ("aaaaa", "bbbbb", ""):
+        assert "not an orphan" in clean(found, node, "/nonexistent")[0]
+
+
+def test_registry_tells_a_node_that_may_come_back(tmp_path: Path) -> None:
+    config = NodeConfig(state_dir=f"{tmp_path}/s", run_dir=f"{tmp_path}/r", store_dir="/x")
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/name").write_text("abcde\n")
+    nodes = str(tmp_path / "nodes")
+    registry.enter(nodes, "abcde", config)
+    entry = registry.read_all(nodes)["abcde"]
+    assert entry.adoptable("abcde")
+    assert not entry.adoptable("fghij")
+    (tmp_path / "nodes/odd name").write_text("{}")
+    (tmp_path / "nodes/fghij").write_text("no json")
+    assert set(registry.read_all(nodes)) == {"abcde"}
+    registry.leave(nodes, "abcde")
+    registry.leave(nodes, "abcde")
+    assert registry.read_all(nodes) == {}
+
+
+def test_two_running_nodes_may_not_have_one_name(tmp_path: Path) -> None:
+    """They would use the same control groups, and each would clear away the other's."""
+    nodes = str(tmp_path / "nodes")
+    one = NodeConfig(state_dir=f"{tmp_path}/1", run_dir=f"{tmp_path}/r", store_dir="/x")
+    two = NodeConfig(state_dir=f"{tmp_path}/2", run_dir=f"{tmp_path}/r", store_dir="/x")
+    identity = claim(one.state_dir, "/s")
+    registry.enter(nodes, identity.name, one)
+    with pytest.raises(Conflict, match="another node with the name"):
+        registry.enter(nodes, identity.name, two)
+    registry.enter(nodes, identity.name, one)  # itself, again
+    identity.release()
+    registry.enter(nodes, identity.name, two)  # the other has ended
+
+
+def machine(
+    texts: dict[str, str], *, release: tuple[int, int] = (6, 18), calls: int = 0
+) -> Machine:
+    """A machine that consists of these files."""
+
+    class Played(Machine):
+        def text(self, path: str) -> str:
+            return texts.get(path, "")
+
+        def exists(self, path: str) -> bool:
+            return any(name == path or name.startswith(f"{path}/") for name in texts)
+
+        def names(self, path: str) -> list[str]:
+            below = (name[len(path) + 1 :] for name in texts if name.startswith(f"{path}/"))
+            return sorted({name.partition("/")[0] for name in below})
+
+        def release(self) -> tuple[int, int]:
+            return release
+
+        def option(self, name: str) -> str | None:
+            return texts.get(f"CONFIG_{name}")
+
+        def call(self, number: int, *arguments: int) -> int:
+            return calls
+
+        def opens(self, path: str) -> str:
+            return "" if path in texts else "No such file or directory"
+
+    return Played()
+
+
+def test_every_feature_has_a_finding_a_consequence_and_a_remedy() -> None:
+    names = [feature.name for feature in FEATURES]
+    assert len(set(names)) == len(names)
+    assert all(feature.consequence and feature.remedy for feature in FEATURES)
+    for check in feature_checks():  # of this machine
+        assert check.status in ("ok", "note", "warning")
+        assert check.found, check.name
+        assert check.status == "ok" or (check.consequence and check.remedy), check.name
+
+
+def test_features_of_a_bare_machine_are_missed_and_of_a_full_one_are_found() -> None:
+    bare = {check.name: check for check in feature_checks(machine({}, release=(5, 0), calls=38))}
+    assert not [name for name, check in bare.items() if check.status == "ok"]
+    assert bare["seccomp"].status == bare["groups: memory"].status == "warning"
+    assert bare["kvm"].status == bare["zram"].status == "note"  # nothing depends on these yet
+    mount = "30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
+    group = "/sys/fs/cgroup/some.slice"
+    files = ("cgroup.procs", "memory.max", "memory.reclaim", "pids.max", "cpu.max", "cpu.idle",
+             "cpu.max.burst", "io.max", "cgroup.kill", "cgroup.freeze", "memory.pressure")  # fmt: skip
+    texts = {f"{group}/{name}": "x" for name in files} | {
+        "/proc/self/mountinfo": mount,
+        "/proc/pressure/memory": "some",
+        "/proc/filesystems": "nodev fuse",
+        "/dev/fuse": "", "/dev/kvm": "", "/dev/loop-control": "", "/sys/block/zram0": "",
+        "/sys/fs/btrfs/features/simple_quota": "",
+        "/proc/swaps": "Filename Type\n/dev/zram0 partition",
+        "/proc/sys/kernel/seccomp/actions_avail": "kill errno allow",
+        "CONFIG_EROFS_FS_BACKED_BY_FILE": "y", "CONFIG_EROFS_FS_ZIP_ZSTD": "y",
+    }  # fmt: skip
+    limits = ("user/max_net_namespaces", "fs/inotify/max_user_instances", "kernel/threads-max",
+              "fs/inotify/max_user_watches", "kernel/keys/maxkeys", "fs/file-max")  # fmt: skip
+    texts |= {f"/proc/sys/{name}": "99999999" for name in limits}
+    full = feature_checks(machine(texts, calls=9))
+    assert [check.name for check in full if check.status != "ok"] == []
+
+
+def test_limit_that_is_low_is_told_with_its_value() -> None:
+    texts = {"/proc/sys/user/max_net_namespaces": "100"}
+    found = {check.name: check for check in feature_checks(machine(texts))}
+    assert found["network namespaces"].status == "warning"
+    assert "100" in found["network namespaces"].found
 
 
 def test_bench_outside_a_checkout_is_2(monkeypatch: pytest.MonkeyPatch) -> None:

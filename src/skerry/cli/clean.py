@@ -1,0 +1,120 @@
+"""Removes what a node that is gone for good has left; never anything of one that may come back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from skerry.cli.holdings import Holdings, group_roots, pins
+from skerry.errors import SkerryError
+
+DIE_WITHIN_S = 10.0
+POLL_S = 0.05
+MNT_DETACH = 2
+
+
+def clean(found: Holdings, node: str, registry_dir: str) -> list[str]:
+    """Removes everything of one node that is gone; returns what could not be removed, and why.
+
+    Raises nothing; a node that runs or waits is left alone.
+    """
+    if not node or node in found.running | found.waiting:
+        return [f"node {node or '(unknown)'}: not an orphan"]
+    trouble: list[str] = []
+    for launcher in found.launchers.get(node, []):
+        socket = f"{launcher.option('--run')}/spawn.sock"
+        if not _shut_down(socket, launcher.pid):
+            trouble.append(f"launcher {launcher.pid} does not end")
+    roots = [path for path, owner in group_roots() if owner == node]
+    trouble += _kill(roots)
+    for root in roots:
+        trouble += _remove_groups(root)
+    for run in found.run_dirs.get(node, ()):
+        trouble += _remove_run(run)
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(registry_dir, node))
+    return trouble
+
+
+def _shut_down(socket: str, pid: int) -> bool:
+    """Asks a launcher to end, which takes along all that it holds."""
+    from skerry.backends.shared.launcher import Launcher, LauncherFailed
+    from skerry.wire import plan
+
+    async def ask() -> None:
+        launcher = await Launcher.connect(socket, lambda _exited: None)
+        try:
+            await launcher.ask(plan.Shutdown(), 5.0)
+        finally:
+            launcher.close()
+
+    with contextlib.suppress(OSError, SkerryError, LauncherFailed):
+        asyncio.run(ask())
+    return _soon(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def _kill(roots: list[str]) -> list[str]:
+    """Ends every process below the node's groups."""
+    for root in roots:
+        with contextlib.suppress(OSError):
+            Path(root, "cgroup.freeze").write_text("0")
+        with contextlib.suppress(OSError):
+            Path(root, "cgroup.kill").write_text("1")
+    if _soon(lambda: not any(pid for root in roots for pid in _pids(root))):
+        return []
+    return [f"processes in {root} do not end" for root in roots if any(_pids(root))]
+
+
+def _pids(root: str) -> Iterator[str]:
+    for path, _, _ in os.walk(root):
+        with contextlib.suppress(OSError):
+            yield from Path(path, "cgroup.procs").read_text().split()
+
+
+def _remove_groups(root: str) -> list[str]:
+    for path, names, _ in os.walk(root, topdown=False):
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{path}/{name}")
+    try:
+        os.rmdir(root)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [f"{root}: {error.strerror}"]
+    return []
+
+
+def _remove_run(run: str) -> list[str]:
+    """Removes a run directory; first the mounts that keep the namespace of the node's launcher."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pinned = [at for at, owner in list(pins()) if owner == run]
+    trouble = [
+        f"{path}: {os.strerror(ctypes.get_errno())}"
+        for at in pinned
+        for path in (at, os.path.dirname(at))
+        if libc.umount2(os.fsencode(path), MNT_DETACH)
+    ]
+    if not trouble:
+        shutil.rmtree(f"{run}/container", ignore_errors=True)
+        for name in ("node.sock",):
+            with contextlib.suppress(OSError):
+                os.unlink(f"{run}/{name}")
+        with contextlib.suppress(OSError):
+            os.rmdir(run)
+    return trouble
+
+
+def _soon(holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + DIE_WITHIN_S
+    while time.monotonic() < until:
+        if holds():
+            return True
+        time.sleep(POLL_S)
+    return bool(holds())

@@ -1,0 +1,260 @@
+"""What Skerry holds on this machine, whoever made it: each thing with its node, and which are orphans.
+
+An orphan is what no running node holds and no start would take over: its node neither runs nor has a
+state directory any more (as the registry, the launchers and the running nodes tell). What waits for
+its node is no orphan. Reads /proc and /sys, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skerry.node import registry
+
+GROUP = re.compile(r"/skerry-([a-z2-7]{5})(?:-idle)?(?:/|$)")
+PROGRAMS = ("skerry-spawn", "skerry-init")
+STATE_DIR = "/var/lib/skerry"
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One thing; `node` is "" where nothing tells whose it is."""
+
+    kind: str
+    what: str
+    node: str = ""
+
+
+@dataclass
+class Process:
+    """A process of ours, as /proc shows it."""
+
+    pid: int
+    words: list[str]
+    comm: str
+    group_of: str  # the node in whose groups it is
+
+    def option(self, name: str) -> str:
+        """Returns the value of a long option; "" if it is not there."""
+        at = self.words.index(name) if name in self.words else -1
+        return self.words[at + 1] if 0 <= at < len(self.words) - 1 else ""
+
+
+@dataclass
+class Holdings:
+    """Everything that was found."""
+
+    things: list[Thing] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)  # nodes whose daemon runs
+    waiting: set[str] = field(default_factory=set)  # nodes that a start would bring back
+    launchers: dict[str, list[Process]] = field(default_factory=dict)
+    run_dirs: dict[str, set[str]] = field(default_factory=dict)
+
+    def orphan(self, thing: Thing) -> bool:
+        """Returns whether nobody holds it, and nobody will."""
+        known = self.running | self.waiting
+        return bool(thing.node) and thing.node not in known
+
+    @property
+    def orphans(self) -> list[Thing]:
+        """What could be removed."""
+        return [thing for thing in self.things if self.orphan(thing)]
+
+    def state_of(self, node: str) -> str:
+        """Returns how a node stands, in a word."""
+        if node in self.running:
+            return "runs"
+        return "waits for its next start" if node in self.waiting else "is gone"
+
+
+def take(directory: str = registry.DIRECTORY, state_dir: str = STATE_DIR) -> Holdings:
+    """Returns what was found; `state_dir` is looked at beside those that somebody names."""
+    found = Holdings()
+    processes = list(_processes())
+    _nodes(found, processes, directory, state_dir)
+    for process in processes:
+        found.things += _of_process(process)
+    found.things += _groups()
+    found.things += _mounts(found)
+    found.things += _loops(processes)
+    found.things += _sockets(found)
+    for node, places in found.run_dirs.items():
+        found.things += [Thing("run directory", at, node) for at in places if os.path.isdir(at)]
+    return found
+
+
+def _nodes(found: Holdings, processes: list[Process], directory: str, state_dir: str) -> None:
+    """Finds out which nodes there are."""
+    for name, entry in registry.read_all(directory).items():
+        found.things.append(Thing("registry entry", f"{directory}/{name}", name))
+        found.run_dirs.setdefault(name, set()).add(entry.run_dir)
+        if entry.adoptable(name):
+            found.waiting.add(name)
+    for process in processes:
+        if _is_node(process.words):
+            state = process.option("--state") or state_dir
+            name = _text(f"{state}/name") or _by_pid(directory, process.pid)
+            if name:
+                found.running.add(name)
+                found.things.append(Thing("node", _label(process), name))
+        elif _is(process, "skerry-spawn"):
+            name = _node_of_launcher(process)
+            found.launchers.setdefault(name, []).append(process)
+            run = os.path.dirname(process.option("--run"))
+            if name and run:
+                found.run_dirs.setdefault(name, set()).add(run)
+            if name and _text(f"{os.path.dirname(process.option('--state'))}/name") == name:
+                found.waiting.add(name)
+    if name := _text(f"{state_dir}/name"):
+        found.waiting.add(name)
+
+
+def _by_pid(directory: str, pid: int) -> str:
+    return next((n for n, e in registry.read_all(directory).items() if e.pid == pid), "")
+
+
+def _node_of_launcher(process: Process) -> str:
+    match = GROUP.search(process.option("--cgroup"))
+    return match[1] if match else ""
+
+
+def _of_process(process: Process) -> Iterator[Thing]:
+    if _is_node(process.words):
+        return
+    if _is(process, "skerry-spawn"):
+        node = _node_of_launcher(process)
+        yield Thing("launcher", _label(process), node)
+        nets = sum(_link(f"/proc/{process.pid}/fd/{fd}").startswith("net:")
+                   for fd in _names(f"/proc/{process.pid}/fd"))  # fmt: skip
+        if nets:
+            yield Thing("network namespaces", f"{nets} held by launcher {process.pid}", node)
+        for name in _names(f"/proc/{process.pid}/root/upper"):
+            yield Thing("trash" if name.startswith(".") else "upper", name, node)
+        for name in _names(f"/proc/{process.pid}/root/layers"):
+            yield Thing("layer mount", name, node)
+    elif _is(process, "skerry-init"):
+        yield Thing("agent", _label(process), process.group_of)
+        net = _link(f"/proc/{process.pid}/ns/net")
+        yield Thing("network namespaces", f"{net} of agent {process.pid}", process.group_of)
+    elif process.group_of:
+        yield Thing("process in a sandbox", _label(process), process.group_of)
+    for fd in _names(f"/proc/{process.pid}/fd") if _is(process, *PROGRAMS) else ():
+        target = _link(f"/proc/{process.pid}/fd/{fd}")
+        if target.startswith("/memfd:"):
+            yield Thing("memory file", f"{target} of process {process.pid}",
+                        process.group_of or _node_of_launcher(process))  # fmt: skip
+
+
+def group_roots() -> Iterator[tuple[str, str]]:
+    """Gives (path, node) of each node's directory in each hierarchy."""
+    for line in _text("/proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        if after.split(" ")[0] not in ("cgroup", "cgroup2"):
+            continue
+        at = before.split(" ")[4]
+        for name in _names(at):
+            match = GROUP.fullmatch(f"/{name}")
+            if match:
+                yield f"{at}/{name}", match[1]
+
+
+def _groups() -> Iterator[Thing]:
+    for path, node in group_roots():
+        slots = sum(name.startswith("slot-") for name in _names(path))
+        yield Thing("control groups", f"{path} with {slots} slots", node)
+
+
+def pins() -> Iterator[tuple[str, str]]:
+    """Gives (mount point, run directory) of each pinned mount namespace in the host's table."""
+    for line in _text("/proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        at = before.split(" ")[4]
+        if at.endswith("/container/ns/mnt") and after.startswith("nsfs"):
+            yield at, at.removesuffix("/container/ns/mnt")
+
+
+def _mounts(found: Holdings) -> Iterator[Thing]:
+    places = {at: node for node, all_ in found.run_dirs.items() for at in all_}
+    for at, run in pins():
+        yield Thing("pinned mount namespace", at, places.get(run, ""))
+    for node, processes in found.launchers.items():
+        for process in processes:
+            count = len(_text(f"/proc/{process.pid}/mountinfo").splitlines())
+            yield Thing("mounts", f"{count} in the namespace of launcher {process.pid}", node)
+
+
+def _loops(processes: list[Process]) -> Iterator[Thing]:
+    states = {
+        os.path.realpath(p.option("--state")): _node_of_launcher(p)
+        for p in processes
+        if _is(p, "skerry-spawn")
+    }
+    for name in _names("/sys/block"):
+        backing = _text(f"/sys/block/{name}/loop/backing_file")
+        if backing.removesuffix(" (deleted)").endswith("/container/uppers.btrfs"):
+            node = states.get(os.path.dirname(backing.removesuffix(" (deleted)")), "")
+            yield Thing("loop device", f"/dev/{name} of {backing}", node)
+
+
+def _sockets(found: Holdings) -> Iterator[Thing]:
+    places = {f"{at}/": node for node, all_ in found.run_dirs.items() for at in all_}
+    for line in _text("/proc/net/unix").splitlines()[1:]:
+        path = line.split(None, 7)[-1]
+        for place, node in places.items():
+            if path.startswith(place):
+                yield Thing("socket", path, node)
+
+
+def _processes() -> Iterator[Process]:
+    for name in _names("/proc"):
+        if not name.isdecimal() or int(name) == os.getpid():
+            continue
+        if _text(f"/proc/{name}/stat").rpartition(")")[2].split()[:1] in (["Z"], ["X"], []):
+            continue  # it has ended; collecting it is its parent's to do
+        words = [word for word in _text(f"/proc/{name}/cmdline").split("\0") if word]
+        comm = _text(f"/proc/{name}/comm")
+        match = GROUP.search(_text(f"/proc/{name}/cgroup").replace("\n", " \n"))
+        process = Process(int(name), words, comm, match[1] if match else "")
+        if process.group_of or _is_node(words) or _is(process, *PROGRAMS):
+            yield process
+
+
+def _is_node(words: list[str]) -> bool:
+    if "node" not in words:
+        return False
+    before = words[: words.index("node")]
+    return any(word == "skerry.cli.main" or word.endswith("/skerry") for word in before)
+
+
+def _is(process: Process, *programs: str) -> bool:
+    program = os.path.basename(process.words[0]) if process.words else ""
+    return process.comm in programs or program in programs
+
+
+def _label(process: Process) -> str:
+    return f"{process.pid} {' '.join(process.words)[:100] or process.comm}"
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
