@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 
 SDK = Path(__file__).parents[1] / "src" / "skerry" / "sdk"
-SOURCES = ("stream", "connect", "files", "sandbox", "sandboxes", "images", "client")
+SOURCES = ("stream", "connect", "command", "files", "sandbox", "sandboxes", "images", "client")
 CLASSES = {
     "LiveCommand": "LiveCommand",
     "AsyncConnection": "Connection",
+    "AsyncCommandHandle": "CommandHandle",
     "AsyncFiles": "Files",
     "AsyncSandbox": "Sandbox",
     "AsyncSandboxes": "Sandboxes",
@@ -38,6 +39,7 @@ from msgspec import UNSET, UnsetType
 
 from skerry.errors import SkerryError
 from skerry.sdk import client as _client
+from skerry.sdk import command as _command
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
@@ -126,6 +128,7 @@ def connect(
     return Client(_client.AsyncClient(url, token, state_dir=state_dir, run_dir=run_dir))
 '''
 PREPARE = {
+    "CommandHandle": "        self.op_id = inner.op_id\n",
     "Sandbox": (
         "        self.id = inner.id\n"
         "        self.created_as = inner.created_as\n"
@@ -151,6 +154,15 @@ EXTRA = {
         with self._portal.block(self._inner.reverse_forward(port, host, target_port)):
             yield
 ''',
+    "CommandHandle": '''
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def status(self) -> OpStatus:
+        """What was last heard of it."""
+        return self._inner.status
+''',
     "LiveCommand": '''
     @property
     def result(self) -> RunResult | None:
@@ -168,7 +180,9 @@ def sync_type(text: str) -> str:
     """Returns an annotation with the async names replaced."""
     text = text.replace("AsyncIterator", "Iterator").replace("AsyncGenerator", "Iterator")
     return re.sub(
-        r"\b(Async(?:Sandboxes|Sandbox|Files|Images|Connection))\b", lambda m: CLASSES[m[1]], text
+        r"\b(Async(?:Sandboxes|Sandbox|Files|Images|Connection|CommandHandle))\b",
+        lambda m: CLASSES[m[1]],
+        text,
     )
 
 
@@ -208,11 +222,11 @@ def method(node: ast.AsyncFunctionDef) -> str:
         lines.append("            yield Sandbox(self._portal, item)")
     elif returns.startswith(("AsyncIterator", "AsyncGenerator")):
         lines.append(f"        return self._portal.iterate({call})")
-    elif returns == "AsyncSandbox":
-        lines.append(f"        return Sandbox(self._portal, self._portal.call({call}))")
-    elif returns == "list[AsyncSandbox]":
+    elif returns in CLASSES:
+        lines.append(f"        return {CLASSES[returns]}(self._portal, self._portal.call({call}))")
+    elif (item := returns.removeprefix("list[").removesuffix("]")) in CLASSES:
         lines.append(f"        found = self._portal.call({call})")
-        lines.append("        return [Sandbox(self._portal, item) for item in found]")
+        lines.append(f"        return [{CLASSES[item]}(self._portal, item) for item in found]")
     else:
         lines.append(f"        return self._portal.call({call})")
     return "\n".join(lines) + "\n"

@@ -5,7 +5,8 @@
 enum guest_frame {
 	G_HELLO = 0x01, G_PING = 0x02, G_START = 0x03, G_CREDIT = 0x04, G_SIGNAL = 0x05,
 	G_CANCEL = 0x06, G_ATTACH = 0x07, G_ACK = 0x08, G_RESIZE = 0x09, G_LISTEN = 0x0A,
-	G_UNLISTEN = 0x0B, G_RESET = 0x0C, G_DATA = 0x10, G_EOF = 0x11, G_CONNECT = 0x12,
+	G_UNLISTEN = 0x0B, G_RESET = 0x0C, G_MORE = 0x0E, G_HOLD = 0x0F, G_DATA = 0x10, G_EOF = 0x11,
+	G_CONNECT = 0x12,
 	G_WELCOME = 0x81, G_PONG = 0x82, G_STARTED = 0x83, G_DONE = 0x84, G_OPENED = 0x8A,
 	G_ERROR = 0x8F,
 };
@@ -24,6 +25,8 @@ enum tag {
 	T_PTY_ROWS = 18, T_PTY_COLS = 19, T_PID = 20, T_TOTAL = 21, T_OFFSET = 22, T_SIGNO = 23,
 	T_EXIT_CODE = 24, T_TIMED_OUT = 25, T_CANCELLED = 26, T_OOM = 27, T_START_NS = 28,
 	T_END_NS = 29, T_CPU_US = 30, T_ERROR_STEP = 31, T_ERRNO = 32, T_PORT = 33,
+	T_STDIN_TOTAL = 40, T_STDIN_EOF = 41, T_NO_OUTPUT_MS = 42, T_NO_OUTPUT = 43, T_MORE = 44,
+	T_SCRIPT = 45, T_HELD = 46,
 	T_CFG_TASKS = 64, T_CFG_OOM = 65, T_CFG_PEER_UID = 66, T_CFG_NOFILE = 67, T_CFG_ENV = 68,
 	T_CFG_EXEC_DEADLINE_MS = 69, T_CFG_MAX_OPS = 70,
 	T_INSTANCE = 100, T_LAYER = 101, T_SLOT = 102, T_UPPER = 103, T_PATH = 104,
@@ -37,5 +40,7 @@ enum tag {
 
 /* Descriptors that the launcher's child leaves to skerry-init. */
 enum { FD_LISTEN = 3, FD_IMAGE = 4, FD_USERNS = 5, FD_GROUP = 6, FD_CONFIG = 7, FD_TASKS = 8 };
+/* What a command finds its script at (SCRIPT); in the agent itself, that is FD_LISTEN. */
+enum { FD_SCRIPT = 3 };
 
 #endif

@@ -18,7 +18,12 @@
 #include "init.h"
 #include "weak.h"
 
-enum { STRINGS_MAX = FRAME_PAYLOAD_MAX / 5 + 16, TEXT_MAX = 4096 };
+/* Five bytes is the shortest field. Tables that are not used cost no memory. */
+enum {
+	DEFAULTS_MAX = FRAME_PAYLOAD_MAX / 5 + 16,
+	STRINGS_MAX = START_MORE_MAX / 5 + DEFAULTS_MAX,
+	TEXT_MAX = 4096,
+};
 
 static const char default_path[] =
 	"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -26,9 +31,10 @@ static const char default_path[] =
 /* One more in front: a script without "#!" is run as "sh SCRIPT ARG...". */
 static char *argv_room[STRINGS_MAX + 2];
 static char **const argv = argv_room + 1;
-static char *envp[STRINGS_MAX * 2];
+static char *envp[STRINGS_MAX + DEFAULTS_MAX];
 static size_t argc, envc;
 static char cwd[TEXT_MAX], user[USERDB_NAME * 2];
+static struct field script;
 
 void child_fail(int status, enum step step, int error)
 {
@@ -75,6 +81,8 @@ static void fields_take(const struct launch *l)
 			argv[argc++] = text_in_place(&f);
 		else if (f.tag == T_ENV && envc < STRINGS_MAX)
 			envp[envc++] = text_in_place(&f);
+		else if (f.tag == T_SCRIPT)
+			script = f;
 		else if (f.tag == T_CWD)
 			error = field_text(&f, cwd, sizeof(cwd));
 		else if (f.tag == T_USER && field_text(&f, user, sizeof(user)))
@@ -196,6 +204,30 @@ static void stdio_set(const struct launch *l)
 		child_fail(l->status, STEP_FORK, errno);
 }
 
+/* A text that is too long for one argument, as a file that only this command has: the shell reads
+ * it from /proc/self/fd/FD_SCRIPT. Sealed: nobody changes it while it is being run. */
+static void script_give(const struct launch *l)
+{
+	enum { CLOEXEC = 1, SEALING = 2, NOEXEC = 8, ADD_SEALS = 1033, ALL_SEALS = 15 };
+	size_t done = 0;
+	int fd;
+
+	if (!script.bytes)
+		return;
+	fd = (int)syscall(SYS_memfd_create, "script", CLOEXEC | NOEXEC);
+	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
+		fd = (int)syscall(SYS_memfd_create, "script", CLOEXEC | SEALING);
+	while (fd >= 0 && done < script.length) {
+		ssize_t n = write(fd, script.bytes + done, script.length - done);
+
+		if (n <= 0)
+			child_fail(l->status, STEP_ARGS, errno);
+		done += (size_t)n;
+	}
+	if (fd < 0 || fcntl(fd, ADD_SEALS, ALL_SEALS) || dup2(fd, FD_SCRIPT) < 0)
+		child_fail(l->status, STEP_ARGS, errno);
+}
+
 static int exec_one(char *path)
 {
 	execve(path, argv, envp);
@@ -281,6 +313,7 @@ void child_run(const struct launch *l)
 		child_fail(l->status, STEP_CWD, errno);
 	stdio_set(l);
 	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
+	script_give(l);
 	env_of_user(&who);
 	*l->executing = 1;
 	if (l->kind)

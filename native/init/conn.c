@@ -33,6 +33,7 @@ void conn_close(void)
 {
 	source_close(&conn.src);
 	rx_used = 0;
+	more_forget();
 	forward_reset_all();
 }
 
@@ -57,6 +58,7 @@ static int hello_nonce(const struct frame *f, const uint8_t *payload, uint8_t no
 static void conn_begin(const uint8_t nonce[NONCE_SIZE], bool same_transport)
 {
 	conn.generation++;
+	more_forget();
 	forward_reset_all();
 	op_detach_all();
 	send_begin(nonce, same_transport);

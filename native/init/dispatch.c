@@ -5,7 +5,7 @@
 
 /* The numbers that a frame may carry; each is NEVER if absent. */
 struct numbers {
-	uint64_t offset, total, signo, rows, cols, port, stdout_total, stderr_total;
+	uint64_t offset, total, signo, rows, cols, port, stdout_total, stderr_total, held;
 	struct field token;
 };
 
@@ -15,7 +15,7 @@ static int numbers_parse(const struct frame *f, const uint8_t *payload, struct n
 	struct field field;
 	int more;
 
-	*n = (struct numbers){NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, {0}};
+	*n = (struct numbers){NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, {0}};
 	while ((more = fields_next(&it, &field)) > 0) {
 		uint64_t *to = field.tag == T_OFFSET	     ? &n->offset
 			       : field.tag == T_TOTAL	     ? &n->total
@@ -25,6 +25,7 @@ static int numbers_parse(const struct frame *f, const uint8_t *payload, struct n
 			       : field.tag == T_PORT	     ? &n->port
 			       : field.tag == T_STDOUT_TOTAL ? &n->stdout_total
 			       : field.tag == T_STDERR_TOTAL ? &n->stderr_total
+			       : field.tag == T_HELD	     ? &n->held
 							     : NULL;
 
 		if (field.tag == T_TOKEN)
@@ -46,7 +47,7 @@ static int attach(struct op *op, const struct numbers *n)
 	op->done_sent = false;
 	op->started_due = op->started;
 	/* Tells the host from where to send stdin again. */
-	op->in.credit_due = op->in.ring.end || op->in.src.fd >= 0;
+	op->in.credit_due = true;
 	op_settle(op);
 	return 0;
 }
@@ -102,6 +103,8 @@ static int stream_frame(struct op *op, const struct frame *f, const uint8_t *pay
 		return channel == 1 && n.total != NEVER ? inlet_eof(&op->in, n.total) : -EPROTO;
 	if (channel < 2 || n.offset == NEVER)
 		return -EPROTO;
+	if (op->quiet_ms && !ring_room(&op->out[channel - 2].ring))
+		op_heard(op); /* it was the host that kept it quiet */
 	error = outlet_credit(&op->out[channel - 2], n.offset);
 	op_settle(op);
 	return error;
@@ -117,9 +120,29 @@ static int answer(const struct frame *f, int error, const char *step)
 static int start(const struct frame *f, uint8_t *payload)
 {
 	const char *step;
-	int error = op_start(f->stream >> 2, payload, f->length, &step);
+	uint64_t more = more_announced(payload, f->length);
+	int error;
+
+	if (more)
+		return answer(f, more_begin(f, payload, more), "start");
+	error = op_start(f->stream >> 2, payload, f->length, &step);
+	return answer(f, error, step);
+}
+
+static int more(const struct frame *f, const uint8_t *payload)
+{
+	const char *step;
+	int error = more_take(f, payload, &step);
 
 	return answer(f, error, step);
+}
+
+static int hold(const struct frame *f, const struct numbers *n)
+{
+	if (f->stream || n->held > 1)
+		return -EPROTO;
+	work_hold(n->held);
+	return 0;
 }
 
 static int listener(const struct frame *f, const struct numbers *n)
@@ -144,6 +167,8 @@ static int control(const struct frame *f, const uint8_t *payload)
 		return -EPROTO;
 	if (f->type == G_PING)
 		return !f->stream && n.token.bytes && send_pong(&n.token) ? 0 : -EPROTO;
+	if (f->type == G_HOLD)
+		return hold(f, &n);
 	if (f->type == G_LISTEN || f->type == G_UNLISTEN)
 		return listener(f, &n);
 	op = op_find(f->stream >> 2);
@@ -159,6 +184,8 @@ int dispatch(const struct frame *f, uint8_t *payload)
 	switch (f->type) {
 	case G_START:
 		return f->stream & 3 ? -EPROTO : start(f, payload);
+	case G_MORE:
+		return f->stream & 3 ? -EPROTO : more(f, payload);
 	case G_DATA:
 	case G_EOF:
 	case G_CREDIT:

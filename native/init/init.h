@@ -5,6 +5,7 @@
  *	dispatch.c  a received frame -> the part it concerns        op.c, start.c  operations: START to DONE
  *	child.c     the child between fork and exec                 creds.c   its privileges
  *	userdb.c    passwd and group parser (no agent state)        group.c   cgroup2 groups, signals
+ *	more.c      a START of several frames                 hold.c    the clock that can stand still
  *	ring.c      ring buffers (no agent state)                   stream.c  descriptor <-> ring
  *	forward.c, listen.c  forwarded connections, listeners        file*.c, tree*.c, tar.c: the file helper
  *
@@ -24,7 +25,7 @@
 #include "ring.h"
 
 enum {
-	OPS_LIMIT = 768, /* WELCOME names all operations in one frame: 78 bytes each */
+	OPS_LIMIT = 624, /* WELCOME names all operations in one frame: 104 bytes each */
 	OPS_DEFAULT = 256,
 	OP_ID_SIZE = 16,
 	NONCE_SIZE = 16,
@@ -36,6 +37,7 @@ enum {
 	LISTENERS_MAX = 16,
 	PER_LISTENER = 64,
 	CONNECTS_MAX = 256, /* forwarded connections that the host asked for, at once */
+	START_MORE_MAX = 1 << 21, /* of a START's fields, in MORE frames behind it */
 	FD_RESERVE = 32, /* descriptors that only accept may use: a host must always get in */
 };
 
@@ -166,10 +168,12 @@ struct op {
 	struct source status; /* step reports of the child until exec */
 	struct inlet in;
 	struct outlet out[2];
-	uint64_t exec_by, kill_by, kill_again, kill_until; /* now_ms() times, NEVER if unset */
+	uint64_t kill_again, kill_until; /* now_ms() times, NEVER if unset */
+	uint64_t exec_by, kill_by; /* work_ms() times, NEVER if unset */
+	uint64_t quiet_ms, heard; /* no-output timeout (0: none), and the last output in work_ms() */
 	uint64_t start_ns, end_ns, cpu_us, oom_before;
 	int wait_status;
-	bool timed_out, cancelled, oom, killed;
+	bool timed_out, no_output, cancelled, oom, killed;
 	const char *fail_step; /* why exec was not reached */
 	int fail_errno;
 	bool attached;	  /* the present connection wants this operation's frames */
@@ -186,6 +190,8 @@ struct op *op_new(uint32_t handle, const uint8_t *id);
 /* The leader has ended, or never was. */
 void op_end(struct op *op);
 uint64_t oom_count(void);
+/* Output came, or may come again: the no-output timeout begins anew. */
+void op_heard(struct op *op);
 /* start.c: a child was killed from outside before it reached exec. */
 void start_was_killed(void);
 /* start.c: 0, or an errno value with *step: the frame is refused. */
@@ -200,6 +206,23 @@ void op_timers(uint64_t now);
 uint64_t op_next_timer(void);
 void op_resize(struct op *op);
 bool op_id_known(const uint8_t *id);
+
+/* --- more.c: 0, an errno value to be answered, or -EPROTO ---------------------------------------- */
+
+/* How many bytes of fields a START says will follow it; 0 for one that is whole. */
+uint64_t more_announced(const uint8_t *payload, size_t length);
+int more_begin(const struct frame *f, const uint8_t *payload, uint64_t more);
+int more_take(const struct frame *f, const uint8_t *payload, const char **step);
+void more_forget(void);
+
+/* --- hold.c ---------------------------------------------------------------------------------- */
+
+/* Milliseconds during which nothing was held. */
+uint64_t work_ms(void);
+/* When, in now_ms(), a time of work_ms() will come: NEVER while held. */
+uint64_t work_deadline(uint64_t at);
+/* The time from here to its end does not count. Survives connections. */
+void work_hold(bool on);
 
 /* --- child.c (privileges: creds.h) ------------------------------------------------------------ */
 

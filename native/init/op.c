@@ -65,7 +65,7 @@ struct op *op_new(uint32_t handle, const uint8_t *id)
 		slot = ops_high++;
 	op = &ops[slot];
 	*op = (struct op){.state = OP_STARTING, .handle = handle, .group.fd = -1, .attached = true,
-			  .exec_by = NEVER, .kill_by = NEVER, .kill_again = NEVER,
+			  .exec_by = NEVER, .heard = NEVER, .kill_by = NEVER, .kill_again = NEVER,
 			  .kill_until = NEVER, .start_ns = realtime_ns()};
 	memcpy(op->id, id, OP_ID_SIZE);
 	source_open(&op->status, -1, NULL);
@@ -226,15 +226,46 @@ void op_child_ended(pid_t pid, int status, uint64_t cpu_us)
 	op_end(op);
 }
 
-static void op_timer(struct op *op, uint64_t now)
+void op_heard(struct op *op)
 {
-	if (op->exec_by <= now) {
+	op->heard = work_ms();
+}
+
+/* When it will have been quiet for too long, in work_ms(); NEVER if nobody asks. */
+static uint64_t quiet_by(const struct op *op)
+{
+	return op->quiet_ms && op->state == OP_RUNNING ? op->heard + op->quiet_ms : NEVER;
+}
+
+/* Whether output waits for the host: then its silence is not the command's. */
+static bool held_back(const struct op *op)
+{
+	return !ring_room(&op->out[0].ring) || !ring_room(&op->out[1].ring);
+}
+
+static void quiet_timer(struct op *op, uint64_t now)
+{
+	if (quiet_by(op) > now)
+		return;
+	op_heard(op);
+	if (held_back(op))
+		return;
+	op->quiet_ms = 0;
+	op->timed_out = op->no_output = true;
+	op_kill(op);
+}
+
+/* now counts as now_ms(), work as work_ms(). */
+static void op_timer(struct op *op, uint64_t now, uint64_t work)
+{
+	if (op->exec_by <= work) {
 		op->exec_by = NEVER;
 		op->fail_step = "deadline";
 		op->fail_errno = ETIMEDOUT;
 		op_kill(op);
 	}
-	if (op->kill_by <= now) {
+	quiet_timer(op, work);
+	if (op->kill_by <= work) {
 		op->kill_by = NEVER;
 		op->timed_out = true;
 		op_kill(op);
@@ -249,23 +280,28 @@ static void op_timer(struct op *op, uint64_t now)
 
 void op_timers(uint64_t now)
 {
+	uint64_t work = work_ms();
+
 	for (uint32_t i = 0; i < ops_high; i++)
 		if (ops[i].state != OP_FREE && ops[i].state != OP_DONE)
-			op_timer(&ops[i], now);
+			op_timer(&ops[i], now, work);
 }
 
 uint64_t op_next_timer(void)
 {
-	uint64_t next = NEVER;
+	uint64_t next = NEVER, work = NEVER, at;
 
 	for (uint32_t i = 0; i < ops_high; i++) {
 		const struct op *op = &ops[i];
 
 		if (op->state == OP_FREE || op->state == OP_DONE)
 			continue;
-		next = op->exec_by < next ? op->exec_by : next;
-		next = op->kill_by < next ? op->kill_by : next;
+		at = quiet_by(op);
+		work = at < work ? at : work;
+		work = op->exec_by < work ? op->exec_by : work;
+		work = op->kill_by < work ? op->kill_by : work;
 		next = op->kill_again < next ? op->kill_again : next;
 	}
-	return next;
+	work = work_deadline(work);
+	return work < next ? work : next;
 }

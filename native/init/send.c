@@ -94,7 +94,7 @@ static void welcome_send(void)
 	build_text(&b, T_VERSION, AGENT_VERSION);
 	for (uint32_t i = 0; i < ops_high; i++) {
 		const struct op *op = &ops[i];
-		uint8_t bytes[80];
+		uint8_t bytes[112];
 		struct builder nested;
 
 		if (op->state == OP_FREE)
@@ -105,6 +105,8 @@ static void welcome_send(void)
 		build_u64(&nested, T_STATE, op->state >= OP_ENDED);
 		build_u64(&nested, T_STDOUT_TOTAL, op->out[0].ring.end);
 		build_u64(&nested, T_STDERR_TOTAL, op->out[1].ring.end);
+		build_u64(&nested, T_STDIN_TOTAL, op->in.ring.end);
+		build_u64(&nested, T_STDIN_EOF, op->in.eof);
 		build_bytes(&b, T_OP, nested.bytes, nested.used);
 	}
 	frame_begin(G_WELCOME, 0, b.used);
@@ -188,6 +190,7 @@ static bool done_send(struct op *op)
 		build_u64(&b, T_EXIT_CODE, (uint64_t)WEXITSTATUS(op->wait_status));
 	}
 	build_u64(&b, T_TIMED_OUT, op->timed_out);
+	build_u64(&b, T_NO_OUTPUT, op->no_output);
 	build_u64(&b, T_CANCELLED, op->cancelled);
 	build_u64(&b, T_OOM, op->oom);
 	build_u64(&b, T_START_NS, op->start_ns);

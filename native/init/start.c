@@ -23,7 +23,7 @@ struct clone3_args {
 
 struct request {
 	const uint8_t *id;
-	uint64_t kind, timeout_ms, in, rows, cols;
+	uint64_t kind, timeout_ms, quiet_ms, in, rows, cols;
 	bool pty;
 	uint32_t args;
 };
@@ -45,6 +45,8 @@ static int request_field(const struct field *f, struct request *r)
 		return field_u64(f, &r->kind);
 	case T_TIMEOUT_MS:
 		return field_u64(f, &r->timeout_ms);
+	case T_NO_OUTPUT_MS:
+		return field_u64(f, &r->quiet_ms);
 	case T_STDIN:
 		return field_u64(f, &r->in);
 	case T_PTY_ROWS:
@@ -99,7 +101,15 @@ static void out_ready(struct source *src, uint32_t events)
 	struct outlet *o = container_of(src, struct outlet, src);
 	struct op *op = &ops[((char *)src - (char *)ops) / (ptrdiff_t)sizeof(struct op)];
 
-	outlet_read(o, events);
+	if (op->quiet_ms) {
+		uint64_t before = o->ring.end;
+
+		outlet_read(o, events);
+		if (o->ring.end != before)
+			op_heard(op);
+	} else {
+		outlet_read(o, events);
+	}
 	if (o->eof)
 		op_settle(op);
 }
@@ -170,6 +180,7 @@ static void status_ready(struct source *src, uint32_t events)
 		/* The end before its mark was set: its death will be told by wait. */
 		if (op->state == OP_STARTING && marked(op) && !op->fail_step) {
 			op->state = OP_RUNNING;
+			op_heard(op);
 			op->exec_by = NEVER;
 			op->started = op->started_due = true;
 		}
@@ -324,8 +335,10 @@ int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step
 		op_end(op);
 		return 0;
 	}
-	op->exec_by = now_ms() + config.exec_deadline_ms;
+	op->exec_by = work_ms() + config.exec_deadline_ms;
 	if (r.timeout_ms && r.timeout_ms < TIMEOUT_MAX_MS)
-		op->kill_by = now_ms() + r.timeout_ms;
+		op->kill_by = work_ms() + r.timeout_ms;
+	if (r.quiet_ms < TIMEOUT_MAX_MS)
+		op->quiet_ms = r.quiet_ms;
 	return 0;
 }

@@ -49,6 +49,8 @@ static size_t welcome(void)
 	build_u64(&op, T_STATE, 1);
 	build_u64(&op, T_STDOUT_TOTAL, 1ull << 33);
 	build_u64(&op, T_STDERR_TOTAL, 0);
+	build_u64(&op, T_STDIN_TOTAL, 5);
+	build_u64(&op, T_STDIN_EOF, 1);
 	build_bytes(&body, T_OP, nested, op.used);
 	return finish(G_WELCOME, 2, 0);
 }
@@ -73,6 +75,8 @@ static size_t start_command(void)
 	build_text(&body, T_CWD, "/tmp/\xc3\xa9");
 	build_text(&body, T_USER, "1000:1000");
 	build_u64(&body, T_TIMEOUT_MS, 600000);
+	build_u64(&body, T_NO_OUTPUT_MS, 60000);
+	build_bytes(&body, T_SCRIPT, "a\0b", 3);
 	build_u64(&body, T_STDIN, 1);
 	return finish(G_START, 2, 7u << 2);
 }
@@ -138,6 +142,7 @@ static size_t done(void)
 	begin();
 	build_u64(&body, T_EXIT_CODE, 3);
 	build_u64(&body, T_TIMED_OUT, 0);
+	build_u64(&body, T_NO_OUTPUT, 0);
 	build_u64(&body, T_CANCELLED, 0);
 	build_u64(&body, T_OOM, 1);
 	build_u64(&body, T_START_NS, 1795986980915281964ull);
@@ -154,6 +159,13 @@ static size_t done_failed(void)
 	build_text(&body, T_ERROR_STEP, "exec");
 	build_u64(&body, T_ERRNO, ENOENT);
 	return finish(G_DONE, 2, 9u << 2);
+}
+
+static size_t hold(void)
+{
+	begin();
+	build_u64(&body, T_HELD, 1);
+	return finish(G_HOLD, 2, 0);
 }
 
 static size_t opened(void)
@@ -196,8 +208,7 @@ static const struct {
 	{"start_terminal", start_terminal}, {"started", started}, {"data", data}, {"eof", eof},
 	{"credit", credit}, {"cancel", cancel}, {"attach", attach}, {"done", done},
 	{"done_failed", done_failed}, {"opened", opened}, {"connect", connect_},
-	{"error", error},
-	{"launcher_fail", launcher_fail},
+	{"error", error}, {"hold", hold}, {"launcher_fail", launcher_fail},
 };
 enum { GOLDEN = sizeof(golden) / sizeof(golden[0]) };
 

@@ -2,6 +2,7 @@
 
 from skerry.sdk.client import AsyncClient as Client
 from skerry.sdk.client import connect
+from skerry.sdk.command import AsyncCommandHandle as CommandHandle
 from skerry.sdk.files import AsyncFiles as Files
 from skerry.sdk.forward import ReverseForward
 from skerry.sdk.images import AsyncImages as Images
@@ -13,6 +14,7 @@ from skerry.spec.sandbox import SandboxInfo, State, Usage
 
 __all__ = [
     "Client",
+    "CommandHandle",
     "Files",
     "Images",
     "LiveCommand",

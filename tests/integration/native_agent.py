@@ -30,12 +30,14 @@ WINDOW = 131_072
 
 HELLO, PING, START, CREDIT, SIGNAL, CANCEL, ATTACH, ACK, RESIZE = range(1, 10)
 LISTEN, UNLISTEN, RESET, DATA, EOF, CONNECT = 0x0A, 0x0B, 0x0C, 0x10, 0x11, 0x12
+MORE, HOLD = 0x0E, 0x0F
 WELCOME, PONG, STARTED, DONE, OPENED, ERROR = 0x81, 0x82, 0x83, 0x84, 0x8A, 0x8F
 
 NONCE, GENERATION, VERSION, OP, HANDLE, OP_ID, STATE, STDOUT_TOTAL, STDERR_TOTAL = range(1, 10)
 TOKEN, KIND, ARG, ENV, CWD, USER, TIMEOUT_MS, STDIN, ROWS, COLS, PID = range(10, 21)
 TOTAL, OFFSET, SIGNO, EXIT_CODE, TIMED_OUT, CANCELLED, OOM = range(21, 28)
 START_NS, END_NS, CPU_US, ERROR_STEP, ERRNO, PORT = range(28, 34)
+STDIN_TOTAL, STDIN_EOF, NO_OUTPUT_MS, NO_OUTPUT, MORE_BYTES, SCRIPT, HELD = range(40, 47)
 CFG_TASKS, CFG_OOM, CFG_PEER_UID, CFG_NOFILE, CFG_ENV, CFG_DEADLINE, CFG_MAX_OPS = range(64, 71)
 TEXTS = {VERSION, ERROR_STEP}
 RAW = {NONCE, OP, OP_ID, TOKEN}
@@ -358,6 +360,8 @@ class Client:
             ("cwd", CWD),
             ("user", USER),
             ("timeout_ms", TIMEOUT_MS),
+            ("no_output_ms", NO_OUTPUT_MS),
+            ("script", SCRIPT),
             ("rows", ROWS),
             ("cols", COLS),
         ):
@@ -365,8 +369,18 @@ class Client:
                 payload += pack(tag, options[name])
         payload += pack(STDIN, int(options.get("stdin", 0)))
         self.ops[handle] = op
-        self.send(START, handle << 2, payload)
+        self.send_start(handle, payload)
         return op
+
+    def send_start(self, handle: int, payload: bytes) -> None:
+        """Sends START, and in MORE frames what does not fit into it."""
+        head = 65_536 - 13
+        if len(payload) <= 65_536:
+            self.send(START, handle << 2, payload)
+            return
+        self.send(START, handle << 2, pack(MORE_BYTES, len(payload) - head) + payload[:head])
+        for at in range(head, len(payload), 65_536):
+            self.send(MORE, handle << 2, payload[at : at + 65_536])
 
     def step(self, timeout: float = 10) -> tuple[int, int, bytes]:
         """Receives one frame and files it with its operation."""

@@ -77,19 +77,42 @@ async def test_commands_that_cannot_start_say_why(sandbox):
 
 
 async def test_huge_arguments_and_environments(sandbox):
+    """Up to the kernel's limits, and a clear result beyond them (report 29)."""
     with pytest.raises(InvalidRequest, match="argv"):
-        await sandbox.run(["echo", "x" * 200_000])
+        await sandbox.run(["echo", "x" * 2_200_000])
     with pytest.raises(InvalidRequest, match="argv"):
-        await sandbox.run(["true"] + ["a"] * 20_000)
+        await sandbox.run(["true"] + ["a"] * 400_000)
     with pytest.raises(InvalidRequest, match="env"):
-        await sandbox.run("true", env={"A": "x" * 100_000})
-    fits = "x" * 59_000
-    assert (await sandbox.run(["printf", "%s", fits])).text == fits
-    many = [str(n) for n in range(5_000)]
+        await sandbox.run("true", env={"A": "x" * 2_200_000})
+    for size in (59_000, 70_000, 131_000):
+        fits = "x" * size
+        assert (await sandbox.run(["printf", "%s", fits])).text == fits
+    many = [str(n) for n in range(100_000)]
     assert (await sandbox.run(["echo", *many])).text.split() == many
-    # Each of the two fits, and both together do not.
-    with pytest.raises(InvalidRequest, match=r"argv|env"):
-        await sandbox.run(["echo", "x" * 55_000], env={"A": "y" * 55_000})
+    both = await sandbox.run(
+        "echo ${#A} ${#B}", env={"A": "y" * 100_000, "B": "z" * 131_000, "C": "c" * 100_000}
+    )
+    assert both.text == "100000 131000\n"
+    for argv, env in (
+        (["echo", "x" * 132_000], {}),
+        (["true"], {"A": "x" * 132_000}),
+        (["echo", *["x" * 100_000] * 20], {f"A{n}": "y" * 100_000 for n in range(1)}),
+    ):
+        result = await sandbox.run(argv, env=env)
+        assert result.exit_code is None
+        assert result.start_error == "args: Argument list too long"
+
+
+async def test_shell_line_longer_than_the_kernel_takes_in_one_word(sandbox):
+    """(report 29)"""
+    for image_shell in ("", "exec 2>&1; "):
+        line = image_shell + ": padding padding padding padding\n" * 20_000
+        result = await sandbox.run(line + "echo $0 $#; cat <<'E'\nhere\nE\nexit 9")
+        assert (result.exit_code, result.stderr) == (9, b"")
+        assert result.text == "/bin/bash 0\nhere\n"
+    wrong = await sandbox.run(": x\n" * 50_000 + "no-such-program-at-all\n")
+    assert wrong.exit_code == 127
+    assert b"line 50001" in wrong.stderr
 
 
 async def test_nul_and_newline_in_words_and_environment(sandbox):

@@ -37,6 +37,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     cwd: bytes | None = None
     user: bytes | None = None
     timeout_ms: int = 0  # 0: none
+    no_output_ms: int = 0  # without a byte of output for that long it is ended; 0: never
+    script: bytes | None = None  # a file that only the command has: /proc/self/fd/3
     stdin: bool = False
     terminal: tuple[int, int] | None = None  # rows, cols
 
@@ -49,6 +51,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error_step: str | None = None
     errno: int | None = None
     timed_out: bool = False
+    no_output: bool = False  # it was the no-output timeout
     cancelled: bool = False
     oom: bool = False
     start_ns: int = 0
@@ -66,6 +69,8 @@ class LiveOperation(msgspec.Struct, frozen=True):
     done: bool
     stdout_total: int
     stderr_total: int
+    stdin_total: int = 0  # bytes of standard input that came inside
+    stdin_eof: bool = False
 
 
 class OutputSink(Protocol):

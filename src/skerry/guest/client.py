@@ -29,6 +29,7 @@ from skerry.guest.inlet import Inlet
 from skerry.guest.operation import RunningOperation
 from skerry.wire import guest
 from skerry.wire.frames import Frame, GuestFrame, ProtocolError
+from skerry.wire.starts import encode_start
 
 PINGS_MAX: Final = 16
 _DATA: Final = int(GuestFrame.DATA)
@@ -89,7 +90,7 @@ class GuestClient:
     def start(self, operation: Operation, sink: OutputSink) -> RunningOperation:
         """Sends START; the operation runs, or will be refused, and `wait` tells.
 
-        Raises InvalidRequest if it does not fit into one frame, Overloaded while the agent does
+        Raises InvalidRequest if it is longer than a START can be, Overloaded while the agent does
         not keep up with reading, and the channel's error if that is lost: then nothing was sent.
         """
         if self._channel.congested:
@@ -104,11 +105,13 @@ class GuestClient:
             cwd=operation.cwd,
             user=operation.user,
             timeout_ms=operation.timeout_ms or None,
+            no_output_ms=operation.no_output_ms or None,
+            script=operation.script,
             stdin=operation.stdin,
             rows=rows,
             cols=cols,
         )
-        self._send(message, operation.handle)
+        self._channel.send(encode_start(message, self.generation, operation.handle))
         inlet = None
         if operation.stdin:
             stream = guest.operation_stream(operation.handle, guest.STDIN)
@@ -123,14 +126,16 @@ class GuestClient:
         stdout_offset: int,
         stderr_offset: int,
         *,
+        stdin: bool = False,
         resume: RunningOperation | None = None,
     ) -> RunningOperation:
         """Takes an operation of an earlier connection over: output comes again from the offsets.
 
-        The offsets are the sink's safe ones: the agent drops everything below them. Standard input
-        goes on only if `resume` is the operation as it ran over the earlier connection: what the
-        agent did not get is sent again, and `stdin_sent` bytes count as written. Raises NotFound
-        if the agent does not know the operation.
+        The offsets are the sink's safe ones: the agent drops everything below them. `resume` is the
+        operation as it ran over the earlier connection: what of its standard input the agent did
+        not get is sent again, and `stdin_sent` bytes count as written. Without it (another process
+        fed it) and with `stdin`, that goes on behind what has come inside. Raises NotFound if the
+        agent does not know the operation.
         """
         self._check_handle(handle)
         known = next((live for live in self.live if live.handle == handle), None)
@@ -139,6 +144,11 @@ class GuestClient:
         inlet = resume.inlet if resume is not None else None
         if inlet is not None:
             inlet.resume(self._channel, self.generation)
+        elif stdin:
+            stream = guest.operation_stream(handle, guest.STDIN)
+            inlet = Inlet.adopt(
+                self._channel, self.generation, stream, known.stdin_total, eof=known.stdin_eof
+            )
         self._send(guest.Attach(stdout_offset, stderr_offset), handle)
         offsets = (stdout_offset, stderr_offset)
         for channel, offset in zip((guest.STDOUT, guest.STDERR), offsets, strict=True):
@@ -150,6 +160,18 @@ class GuestClient:
     def acknowledge(self, handle: int) -> None:
         """Lets the agent forget an operation of `live` that is done and needs no attaching."""
         self._send(guest.Ack(), handle)
+
+    async def hold(self, *, held: bool) -> None:
+        """The timers of operations stand still from here on, or go on; returns once they do.
+
+        The caller sets the timeout. Holds over a lost connection, until it is said otherwise.
+        """
+        self.say_held(held=held)
+        await self.ping()
+
+    def say_held(self, *, held: bool) -> None:
+        """The same, without waiting: it holds for every frame that is sent afterwards."""
+        self._channel.send(guest.encode(guest.Hold(held), self.generation, 0))
 
     async def listen(self, port: int, on_connection: OnConnection, *, handle: int) -> Listener:
         """Returns once the agent listens on 127.0.0.1 and ::1 inside.
@@ -203,7 +225,15 @@ class GuestClient:
         if not isinstance(welcome, guest.Welcome) or welcome.nonce != self._nonce:
             return
         self.live = tuple(
-            LiveOperation(op.handle, op.op_id, op.done, op.stdout_total, op.stderr_total)
+            LiveOperation(
+                op.handle,
+                op.op_id,
+                op.done,
+                op.stdout_total,
+                op.stderr_total,
+                op.stdin_total,
+                op.stdin_eof,
+            )
             for op in welcome.operations()
         )
         self.agent_version = welcome.version[:64].decode("ascii", "replace")

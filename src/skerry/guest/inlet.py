@@ -20,8 +20,9 @@ PIECE_BYTES: Final = min(32_768, DATA_BYTES_MAX)
 class Inlet:
     """One inward stream; for one writer at a time.
 
-    Invariants: credited <= sent <= credited + WINDOW; held is what lies between them, or empty if
-    the inlet cannot be resumed; an ended inlet sends nothing.
+    Invariants: credited <= sent <= credited + WINDOW; held ends at sent and begins at credited, or
+    later where an earlier process sent what lies before; it is None if the inlet cannot be resumed;
+    an ended inlet sends nothing.
     """
 
     __slots__ = (
@@ -50,6 +51,23 @@ class Inlet:
         self._resuming = False
         self._lost: SkerryError | None = None
         self._waiters: list[asyncio.Future[None]] = []
+
+    @classmethod
+    def adopt(
+        cls, channel: Channel, generation: int, stream: int, total: int, *, eof: bool
+    ) -> Inlet:
+        """Returns an inlet that goes on behind `total` bytes, which another process has sent."""
+        inlet = cls(channel, generation, stream, resumable=True)
+        inlet.sent = total
+        inlet._credited = max(0, total - WINDOW)
+        inlet._eof = eof
+        inlet._resuming = True
+        return inlet
+
+    @property
+    def open(self) -> bool:
+        """Whether what is written now may still be read."""
+        return not self._over and not self._eof
 
     @property
     def finished(self) -> bool:
@@ -92,7 +110,7 @@ class Inlet:
             raise ProtocolError(f"credit up to {offset} of {self.sent} bytes sent")
         if offset > self._credited:
             if self._held:
-                del self._held[: offset - self._credited]
+                del self._held[: max(0, offset - (self.sent - len(self._held)))]
             self._credited = offset
         if self._resuming:
             self._resuming = False
@@ -160,6 +178,6 @@ class Inlet:
     def _send_again(self) -> None:
         held = bytes(self._held or b"")
         for at in range(0, len(held), PIECE_BYTES):
-            self._send(self._credited + at, held[at : at + PIECE_BYTES])
+            self._send(self.sent - len(held) + at, held[at : at + PIECE_BYTES])
         if self._eof:
             self._send_eof()

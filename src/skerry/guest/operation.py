@@ -95,7 +95,7 @@ class RunningOperation:
         attached: bool = False,
     ) -> None:
         self.handle = handle
-        self.inlet = inlet  # None: standard input is closed, or was lost with another process
+        self.inlet = inlet  # None: standard input was closed from the start
         self._channel = channel
         self._generation = generation
         self._sink: OutputSink | None = sink
@@ -131,6 +131,16 @@ class RunningOperation:
     def stdin_sent(self) -> int:
         """How many bytes of standard input were taken; they survive a lost channel by `attach`."""
         return self.inlet.sent if self.inlet is not None else 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether the channel was lost before its end: it goes on inside, and may be attached to."""
+        return self._outcome is None and self._channel.lost.done()
+
+    @property
+    def reads(self) -> bool:
+        """Whether what is written to its standard input now may still be read."""
+        return not self.ended and self.inlet is not None and self.inlet.open
 
     async def wait(self) -> Outcome:
         """Returns when the agent said DONE and all output was given to the sink.
@@ -187,6 +197,10 @@ class RunningOperation:
         """
         if self._outcome is not None and not self._channel.lost.done():
             self._send(guest.Ack(), guest.CONTROL)
+
+    def fail(self, error: SkerryError) -> None:
+        """Cancels it and throws away what is left of it: `wait` raises the error."""
+        self._fail(error)
 
     def abandon(self) -> None:
         """Cancels it and throws away what is left of it; the agent forgets it at its end."""
@@ -269,7 +283,7 @@ class RunningOperation:
 
     def _stdin(self) -> Inlet:
         if self.inlet is None:
-            raise Conflict("standard input is closed, or was lost with the process that fed it")
+            raise Conflict("the command was started without standard input")
         return self.inlet
 
     def _send(self, message: guest.Message, channel: int) -> None:
@@ -362,6 +376,7 @@ def _outcome(done: guest.Done) -> Outcome:
         error_step=done.error_step,
         errno=done.errno,
         timed_out=done.timed_out,
+        no_output=done.no_output,
         cancelled=done.cancelled,
         oom=done.oom,
         start_ns=done.start_ns,

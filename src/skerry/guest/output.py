@@ -20,19 +20,22 @@ from skerry.wire.frames import WINDOW
 
 SPOOL_THRESHOLD: Final = 32 * 1024
 TEE_BYTES_MAX: Final = 64 * 1024
+UNPACED_BYTES_MAX: Final = 1024 * 1024
 _NAMES: Final = {Stream.STDOUT: "stdout", Stream.STDERR: "stderr"}
 
 
 class Tee:
     """A queue of output for one reader: `async for stream, data in tee`.
 
-    It holds at most TEE_BYTES_MAX when credit is granted, and so never more than that and a window
-    of each stream. `finish` ends the iteration, `close` is for a reader that goes away.
+    A paced one holds at most TEE_BYTES_MAX when credit is granted, and so never more than that and
+    a window of each stream. One that is not is cut off when its reader falls UNPACED_BYTES_MAX
+    behind. `finish` ends the iteration, `close` is for a reader that goes away.
     """
 
-    __slots__ = ("_closed", "_cut", "_finished", "_held", "_pieces", "_reader", "_room")
+    __slots__ = ("_closed", "_cut", "_finished", "_held", "_pieces", "_reader", "_room", "paced")
 
-    def __init__(self) -> None:
+    def __init__(self, *, paced: bool = True) -> None:
+        self.paced = paced
         self._pieces: deque[tuple[Stream, bytes]] = deque()
         self._held = 0  # Invariant: the sum of the lengths in _pieces
         self._finished = False
@@ -50,6 +53,8 @@ class Tee:
         self._held += len(data)
         if self._held > TEE_BYTES_MAX:
             self._room.clear()
+        if self._held > UNPACED_BYTES_MAX and not self.paced:
+            self.cut_slow()
         self._wake()
 
     def finish(self) -> None:
@@ -72,8 +77,9 @@ class Tee:
             self.close()
 
     async def wait_room(self) -> None:
-        """Returns when the reader has caught up, or has gone away."""
-        await self._room.wait()
+        """Returns when the reader has caught up, or has gone away, or sets no pace."""
+        if self.paced:
+            await self._room.wait()
 
     def __aiter__(self) -> Self:
         return self
@@ -179,7 +185,16 @@ class SpoolSink:
     output at the end is the same, byte for byte. Writes go to the page cache, not to the disk.
     """
 
-    __slots__ = ("_directory", "_early", "_files", "_limit", "_op", "_tees", "_threshold")
+    __slots__ = (
+        "_directory",
+        "_early",
+        "_files",
+        "_hurried",
+        "_limit",
+        "_op",
+        "_tees",
+        "_threshold",
+    )
 
     def __init__(
         self, directory: str, op: str, limit: int, threshold: int = SPOOL_THRESHOLD
@@ -196,6 +211,7 @@ class SpoolSink:
         self._early: dict[Stream, bytearray] = {}
         self._files: dict[Stream, SpoolFile] = {}
         self._tees: list[Tee] = []
+        self._hurried = False
 
     @classmethod
     def reopen(
@@ -220,7 +236,8 @@ class SpoolSink:
             self._tees.remove(tee)
 
     def cut_slow_readers(self) -> None:
-        """Nobody's pace is the command's any more; who is behind is cut off."""
+        """Nobody's pace is the command's any more; who is behind, now or later, is cut off."""
+        self._hurried = True
         for tee in self._tees:
             tee.cut_slow()
 
@@ -244,6 +261,8 @@ class SpoolSink:
     async def drain(self) -> None:
         """Returns when every streaming client has caught up."""
         for tee in list(self._tees):
+            if self._hurried:
+                tee.cut_slow()
             await tee.wait_room()
 
     def output(self, stream: Stream) -> bytes:

@@ -9,6 +9,7 @@ import msgspec
 from skerry.errors import Bug, SkerryError, StorageFailed
 from skerry.guest.api import Stream
 from skerry.node import command, ledger
+from skerry.node.inputs import SpooledInput
 from skerry.node.operation import Op, Past
 from skerry.node.parts import Parts
 from skerry.node.results import Answer, wrap
@@ -51,8 +52,9 @@ class Answers:
             op.handle,
             op.agent_op,
             op.fingerprint,
-            command.without_stdin(op.spec),
+            op.spec,
             op.started,
+            op.input.size if isinstance(op.input, SpooledInput) else 0,
         )
         op.asked = self._ledger.append(sandbox.id, entry).subject
 

@@ -12,10 +12,15 @@ from skerry.errors import InvalidRequest
 from skerry.guest.api import Operation, Outcome
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.spec.sandbox import SandboxSpec
+from skerry.wire.starts import START_MORE_MAX
 
 BASH = "/bin/bash"
 SH = "/bin/sh"
-START_BYTES_MAX = 65_000  # of one START frame's payload, with room for its small fields
+START_BYTES_MAX = START_MORE_MAX + 65_000  # of a START's fields, with room for its small ones
+LINE_BYTES_MAX = 120_000  # a longer shell line is a script: the kernel takes 128 KiB in one word
+_RUN_SCRIPT = ". /proc/self/fd/3"
+_CLOSE_SCRIPT = b"exec 3<&-; "  # on the first line, so that lines keep their numbers
+PROGRAM_SHOWN = 1000  # characters of a missing program in a start error
 _NO_USER = (None, 0, ENOENT, EINVAL)  # the agent's words for a name it cannot find
 _FIELD = 5  # bytes of tag and length before each field
 
@@ -32,15 +37,15 @@ def check(spec: CommandSpec, sandbox: SandboxSpec) -> None:
     words = sum(map(len, spec.argv)) + len(spec.argv) + len(spec.shell or "")
     if not spec.env and not sandbox.env and words < 8192:
         return  # no exact count needed: six bytes for each still fit
-    total = sum(len(word.encode()) + _FIELD for word in spec.argv or (BASH, "-c", spec.shell or ""))
+    total = sum(len(os.fsencode(word)) + _FIELD for word in spec.argv or (BASH, spec.shell or ""))
     for name, value in (sandbox.env | spec.env).items():
-        total += len(name.encode()) + len(value.encode()) + 1 + _FIELD
-    total += len((spec.cwd or sandbox.workdir or "").encode()) + len(
-        (spec.user or sandbox.user).encode()
+        total += len(name) + len(os.fsencode(value)) + 1 + _FIELD
+    total += len(os.fsencode(spec.cwd or sandbox.workdir or "")) + len(
+        os.fsencode(spec.user or sandbox.user)
     )
     if total > START_BYTES_MAX:
         raise InvalidRequest(
-            f"argv and env: {total} bytes together, at most {START_BYTES_MAX}: "
+            f"argv and env: {total} bytes together, more than {START_BYTES_MAX}: "
             "write a file into the sandbox and run that"
         )
 
@@ -64,8 +69,8 @@ def fingerprint(spec: CommandSpec) -> bytes:
 
 
 def without_stdin(spec: CommandSpec) -> CommandSpec:
-    """Returns the command as the journal keeps it: its input may be large, and is not replayed."""
-    return spec if spec.stdin is None else msgspec.structs.replace(spec, stdin=b"")
+    """Returns the command without its input, which is empty then: it is kept elsewhere."""
+    return msgspec.structs.replace(spec, stdin=b"")
 
 
 def text(spec: CommandSpec) -> str:
@@ -83,7 +88,13 @@ def operation(
     spec: CommandSpec, sandbox: SandboxSpec, *, handle: int, op: bytes, shell: str
 ) -> Operation:
     """Returns what the agent is asked: defaults filled in, the shell line given to `shell`."""
-    argv = spec.argv if spec.shell is None else (shell, "-c", spec.shell)
+    argv, script = spec.argv, None
+    if spec.shell is not None:
+        argv = (shell, "-c", spec.shell)
+        if len(spec.shell) > LINE_BYTES_MAX // 4:
+            line = os.fsencode(spec.shell)
+            if len(line) > LINE_BYTES_MAX:
+                argv, script = (shell, "-c", _RUN_SCRIPT), _CLOSE_SCRIPT + line
     env = spec.env if not sandbox.env else sandbox.env | spec.env
     terminal = spec.terminal
     return Operation(
@@ -93,10 +104,16 @@ def operation(
         env=tuple(os.fsencode(f"{name}={value}") for name, value in env.items()),
         cwd=os.fsencode(cwd) if (cwd := spec.cwd or sandbox.workdir) else None,
         user=os.fsencode(spec.user or sandbox.user),
-        timeout_ms=0 if spec.timeout_s is None else max(1, round(spec.timeout_s * 1000)),
+        timeout_ms=_milliseconds(spec.timeout_s),
+        no_output_ms=_milliseconds(spec.no_output_timeout_s),
+        script=script,
         stdin=spec.interactive or spec.stdin is not None,
         terminal=None if terminal is None else (terminal.rows, terminal.cols),
     )
+
+
+def _milliseconds(seconds: float | None) -> int:
+    return 0 if seconds is None else max(1, round(seconds * 1000))
 
 
 def shell_missing(spec: CommandSpec, outcome: Outcome) -> bool:
@@ -122,7 +139,8 @@ def start_error(
     if step == "cwd":
         return f"cwd: {reason}: {spec.cwd or sandbox.workdir or '/'}"
     if step == "exec":
-        return f"exec: {reason}: {spec.argv[0] if spec.argv else shell}"
+        program = spec.argv[0] if spec.argv else shell
+        return f"exec: {reason}: {program[:PROGRAM_SHOWN]}"
     return f"{step}: {reason}"
 
 
@@ -155,6 +173,7 @@ def result(
         stderr_total=outcome.stderr_total,
         truncated=truncated,
         timed_out=outcome.timed_out,
+        no_output=outcome.no_output,
         oom_killed=outcome.oom,
         cancelled=outcome.cancelled,
         started=outcome.start_ns / 1e9 if outcome.start_ns else started,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from skerry.errors import (
     Overloaded,
     SandboxFailed,
     SkerryError,
+    StorageFailed,
     Unavailable,
 )
 from skerry.guest.api import Outcome, Stream
@@ -21,6 +23,7 @@ from skerry.guest.operation import RunningOperation
 from skerry.node import command, ledger
 from skerry.node.answers import Answers
 from skerry.node.handles import Handles
+from skerry.node.inputs import INLINE_BYTES_MAX, Input, ShortInput, SpooledInput
 from skerry.node.link import Link
 from skerry.node.lives import Lives
 from skerry.node.operation import Op, Past
@@ -33,6 +36,8 @@ log = logging.getLogger("skerry.node")
 # The agent keeps a command's timeout; these are for when it does not.
 PING_AFTER_S = 5.0
 KILL_AFTER_S = 15.0
+LOOK_AGAIN_S = 1.0  # at a deadline that was put off by a hold
+CUT_AFTER_S = 1.0  # after a cancel, readers of the output have so long to catch up
 SHELLS_MAX = 4096
 
 
@@ -45,6 +50,7 @@ class Execution:
         self._tasks = parts.tasks
         self._admission = parts.admission
         self._ledger = parts.ledger
+        self._outputs = parts.outputs
         self._lives = lives
         self._answers = answers
         self._handles = handles
@@ -55,6 +61,7 @@ class Execution:
     def enter(self, sandbox: Sandbox, op: Op) -> None:
         """Counts the operation as under way; that is activity."""
         sandbox.ops[op.id] = op
+        op.on_cancel = lambda: self._timers.after(CUT_AFTER_S, op.sink.cut_slow_readers)
         sandbox.running += 1
         self._admission.operations += 1
         sandbox.touch(self._clock.wall(), self._clock.monotonic())
@@ -98,6 +105,7 @@ class Execution:
     ) -> tuple[Outcome, RunningOperation]:
         """Starts the operation unless it was, and follows it over lost connections to its end."""
         if not op.sent:
+            await self._keep_input(sandbox, op)
             self._answers.ask(sandbox, op)
         while True:
             try:
@@ -108,8 +116,8 @@ class Execution:
             if running is None:
                 continue
             feeder = None
-            if op.spec.stdin is not None:
-                feeder = self._tasks.spawn(_feed(running, op.spec.stdin))
+            if op.input is not None:
+                feeder = self._tasks.spawn(_feed(running, op.input))
             try:
                 return await running.wait(), running
             except SkerryError as error:
@@ -118,6 +126,18 @@ class Execution:
             finally:
                 if feeder is not None:
                     feeder.cancel()
+
+    async def _keep_input(self, sandbox: Sandbox, op: Op) -> None:
+        """Puts long input into its file, and lets go of it; StorageFailed."""
+        data = op.spec.stdin
+        if data is None or op.input is not None:
+            return
+        if len(data) <= INLINE_BYTES_MAX:
+            op.input = ShortInput(data)
+            return
+        op.spec = command.without_stdin(op.spec)
+        path = self._outputs.input_path(sandbox.id, op.id)
+        op.input = await asyncio.to_thread(SpooledInput.write, path, data)
 
     def _start(self, sandbox: Sandbox, op: Op, client: GuestClient) -> RunningOperation | None:
         """Starts it or attaches to it; None if the connection was lost meanwhile."""
@@ -129,6 +149,7 @@ class Execution:
                     op.sink,
                     op.sink.safe_offset(Stream.STDOUT),
                     op.sink.safe_offset(Stream.STDERR),
+                    stdin=op.spec.interactive or op.spec.stdin is not None,
                     resume=op.running,
                 )
                 if op.overdue is None:  # an earlier process of the node has set it, in vain
@@ -197,6 +218,8 @@ class Execution:
         sandbox.touch(self._clock.wall(), self._clock.monotonic())
         if op.overdue is not None:
             op.overdue.cancel()
+        if op.input is not None:
+            op.input.close()
 
     def _result(self, sandbox: Sandbox, op: Op, outcome: Outcome) -> RunResult:
         return command.result(
@@ -212,10 +235,25 @@ class Execution:
 
     def _watch(self, sandbox: Sandbox, op: Op) -> None:
         """Sets the backstop behind the agent's own timeout."""
-        if op.spec.timeout_s is None:
+        timeout_s = op.spec.timeout_s
+        if timeout_s is None:
             return
         if op.overdue is not None:
             op.overdue.cancel()
+        began = sandbox.work_time(self._clock.monotonic())
+
+        def after(work_s: float, call: Callable[[], None]) -> None:
+            """Calls when so much time was spent since the beginning; held time does not count."""
+
+            def due() -> None:
+                left = began + work_s - sandbox.work_time(self._clock.monotonic())
+                if left <= 0.001:
+                    call()
+                else:
+                    op.overdue = self._timers.after(max(left, LOOK_AGAIN_S), due)
+
+            left = began + work_s - sandbox.work_time(self._clock.monotonic())
+            op.overdue = self._timers.after(left, due)
 
         def kill() -> None:
             late = f"a command was {KILL_AFTER_S:g} s over its timeout and could not be ended"
@@ -223,11 +261,11 @@ class Execution:
 
         def ping() -> None:
             op.sink.cut_slow_readers()  # the command is over: only they can hold its end up
-            op.overdue = self._timers.after(KILL_AFTER_S - PING_AFTER_S, kill)
+            after(timeout_s + KILL_AFTER_S, kill)
             if sandbox.link is not None:
                 self._tasks.spawn(sandbox.link.check())
 
-        op.overdue = self._timers.after(op.spec.timeout_s + PING_AFTER_S, ping)
+        after(timeout_s + PING_AFTER_S, ping)
 
 
 def _never_left(error: SkerryError) -> SkerryError:
@@ -244,10 +282,13 @@ def _refused(error: SkerryError, op: Op) -> SkerryError:
     return error
 
 
-async def _feed(running: RunningOperation, data: bytes) -> None:
-    """Gives a command its standard input, from where an earlier connection left off."""
+async def _feed(running: RunningOperation, source: Input) -> None:
+    """Gives a command its standard input, from where an earlier connection or process left off."""
     try:
-        await running.write_stdin(data[running.stdin_sent :])
+        while running.reads and running.stdin_sent < source.size:
+            await running.write_stdin(source.read(running.stdin_sent))
         await running.close_stdin()
+    except StorageFailed as error:
+        running.fail(error)  # half an input must not look like a whole one
     except SkerryError as error:
         log.debug("standard input was cut short: %s", error)  # the command's end tells the rest

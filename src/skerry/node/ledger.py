@@ -59,7 +59,10 @@ class Handles(msgspec.Struct, frozen=True, tag="handles"):
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked", omit_defaults=True):
-    """A command is about to be started; `spec` is without its standard input."""
+    """A command is about to be started.
+
+    Standard input that is too long for a record is empty in `spec`; it is in its spool file.
+    """
 
     op: bytes
     handle: int
@@ -67,6 +70,7 @@ class Asked(msgspec.Struct, frozen=True, tag="asked", omit_defaults=True):
     fingerprint: bytes
     spec: CommandSpec
     started: float
+    stdin_spooled: int = 0  # bytes
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered", omit_defaults=True):

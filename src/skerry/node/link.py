@@ -21,6 +21,7 @@ from skerry.node.clock import Clock, sleep
 CONNECT_S = 10.0  # for one connection, to the agent's WELCOME
 RECONNECT_S = 30.0  # an agent that cannot be reached for that long is given up
 PING_S = 5.0
+HOLD_S = 2.0  # an agent that takes longer to say that it has heard is not waited for
 # Before each try. The first is what the death of PID 1 needs to be told from a lost connection.
 LOSSES_A_DELAY = 4  # within a second: an agent that drops every connection is asked less often
 _DELAYS_S = (0.02, 0.05, 0.2, 0.5, 1.0, 2.0)
@@ -54,6 +55,8 @@ class Link:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         on_death: Callable[[str], None],
         new_handle: Callable[[], int],
+        *,
+        held: bool = False,
     ) -> None:
         self.over: asyncio.Future[SkerryError] = asyncio.get_running_loop().create_future()
         self._new_handle = new_handle
@@ -67,6 +70,7 @@ class Link:
         self._waiters: list[asyncio.Future[None]] = []
         self._checking = False
         self._losses: list[float] = []
+        self._held = held
 
     async def connect(self, timeout_s: float = CONNECT_S) -> GuestClient:
         """Returns a new client, once it listens on every port that is served.
@@ -86,6 +90,9 @@ class Link:
             await client.close()
             raise same_error(self._error)
         self._client = client
+        if client.generation > 1:  # somebody spoke to it before: it may believe something else
+            with contextlib.suppress(SkerryError):  # then the connection is lost, and made again
+                client.say_held(held=self._held)
         client.lost.add_done_callback(self._lost)
         return client
 
@@ -160,6 +167,19 @@ class Link:
             raise Unavailable(f"the guest agent did not listen within {CONNECT_S:g} s") from None
         except Conflict as error:
             log.warning("port %d inside is not served any more: %s", port.number, error.message)
+
+    async def hold(self, *, held: bool) -> None:
+        """No deadline of a command passes inside from here on, until it is said otherwise.
+
+        Returns once the agent knows, or will know as soon as it can be reached: what is wrong with
+        the connection is found out elsewhere.
+        """
+        self._held = held
+        client = self._client
+        if client is not None and not client.lost.done():
+            with contextlib.suppress(SkerryError, TimeoutError):
+                async with asyncio.timeout(HOLD_S):
+                    await client.hold(held=held)
 
     async def check(self) -> None:
         """Pings the agent; if it does not answer in time, the connection is made again."""

@@ -82,6 +82,7 @@ class Lives:
             self._tasks.spawn,
             died,
             lambda: self._handles.new(sandbox),
+            held=sandbox.held_since is not None,
         )
 
     async def delete_quietly(self, sandbox: Sandbox) -> None:
@@ -196,6 +197,8 @@ class Lives:
         instance = sandbox.pausable
         if instance is None:
             raise Bug(f"{sandbox.id} cannot be paused, and was asked to")
+        if pausing:
+            await self._hold(sandbox, held=True)
         try:
             if pausing:
                 sandbox.given = await instance.pause()
@@ -209,6 +212,7 @@ class Lives:
         except SkerryError as error:
             return await self._run_on(sandbox, instance, error, pausing=pausing)
         if not pausing:
+            await self._hold(sandbox, held=False)
             sandbox.touch(self._clock.wall(), self._clock.monotonic())
         return Event.PAUSED if pausing else Event.RESUMED
 
@@ -225,11 +229,18 @@ class Lives:
                 return Event.RESUME_FAILED
             self.fail(sandbox, f"it may stand still for ever: {second.message}", second)
             return Event.PAUSE_FAILED
+        await self._hold(sandbox, held=False)
         if pausing:
             sandbox.pause_error = error
             return Event.PAUSE_FAILED
         sandbox.touch(self._clock.wall(), self._clock.monotonic())
         return Event.RESUMED
+
+    async def _hold(self, sandbox: Sandbox, *, held: bool) -> None:
+        """No deadline of its commands passes while it is held: neither inside nor here."""
+        sandbox.hold(self._clock.monotonic(), held=held)
+        if sandbox.link is not None:
+            await sandbox.link.hold(held=held)
 
     async def _settle(self, sandbox: Sandbox) -> None:
         """Gives every command under way its last answer, recorded, before the instance goes."""

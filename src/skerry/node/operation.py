@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 from skerry.errors import SkerryError
 from skerry.guest.operation import RunningOperation
 from skerry.guest.output import SpoolSink
+from skerry.node.inputs import Input
 from skerry.node.timers import Timer
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.trajectory.journal import Position
@@ -26,6 +28,15 @@ class Past(NamedTuple):
     spooled: bool
 
 
+class Holder:
+    """A client that has a command's terminal: the only one that may type."""
+
+    def __init__(self, who: str, since: float, taken: Callable[[str], None]) -> None:
+        self.who = who
+        self.since = since
+        self.taken = taken  # told who took it over
+
+
 class Op:
     """A command that has no answer yet.
 
@@ -42,7 +53,11 @@ class Op:
         "done",
         "fingerprint",
         "handle",
+        "holder",
         "id",
+        "input",
+        "input_lock",
+        "on_cancel",
         "overdue",
         "raw",
         "running",
@@ -77,19 +92,34 @@ class Op:
         self.adopted = False  # begun by an earlier process of the node
         self.running: RunningOperation | None = None
         self.overdue: Timer | None = None
+        self.input: Input | None = None  # what came with it; None also before it was kept
+        self.input_lock = asyncio.Lock()  # one writer of further input at a time
+        self.holder: Holder | None = None  # who has its terminal
+        self.on_cancel: Callable[[], object] = lambda: None  # once, at the first cancel
         self.done: asyncio.Future[RunResult | SkerryError] = (
             asyncio.get_running_loop().create_future()
         )
         self._begun: asyncio.Future[None] | None = None
         self._cancelled = False
 
-    async def begun(self) -> RunningOperation | None:
-        """Returns what drives it inside; None if it ended before there was anything."""
-        while self.running is None and not self.done.done():
+    async def begun(self, after: RunningOperation | None = None) -> RunningOperation | None:
+        """Returns what drives it inside, once that is not `after`; None if it ended without."""
+        while self.running is after and not self.done.done():
             if self._begun is None:
                 self._begun = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._begun, self.done), return_when=asyncio.FIRST_COMPLETED)
-        return self.running
+        return None if self.running is after else self.running
+
+    async def reached(self) -> None:
+        """Returns when its program runs, or it has an answer."""
+        running: RunningOperation | None = None
+        while not self.done.done():
+            running = await self.begun(after=running)
+            if running is None:
+                return
+            await asyncio.wait((running.started, self.done), return_when=asyncio.FIRST_COMPLETED)
+            if self.exec_reached():
+                return
 
     def now_running(self, running: RunningOperation) -> None:
         """Takes what drives it from now on; a cancel that came before is sent on."""
@@ -107,6 +137,8 @@ class Op:
 
     def cancel(self) -> None:
         """Ends every process of it, now or as soon as it runs; idempotent."""
+        if not self._cancelled:
+            self.on_cancel()
         self._cancelled = True
         running = self.running
         if running is not None and not running.ended:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import AsyncIterator
+from typing import Any
 
 from skerry.errors import Conflict, NotFound, SkerryError
+from skerry.guest.api import Stream
 from skerry.node import command
 from skerry.node.answers import Answers
 from skerry.node.execution import Execution
+from skerry.node.feeding import feed
 from skerry.node.handles import Handles
 from skerry.node.link import Link
 from skerry.node.lives import Lives
@@ -17,9 +21,9 @@ from skerry.node.parts import Parts
 from skerry.node.results import Answer, unwrap, wrap
 from skerry.node.sandbox import Sandbox
 from skerry.node.views import View
-from skerry.spec.command import CommandSpec, RunResult
+from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.sandbox import State
-from skerry.wire.http import ErrorBody, OpStatus
+from skerry.wire.http import ErrorBody, OpStatus, StdinTaken
 
 
 class Operations:
@@ -53,6 +57,7 @@ class Operations:
         sandbox, or the recorded error.
         """
         found = await self._find_or_begin(sandbox, op_id, spec)
+        del spec  # its input may be large, and is kept elsewhere from here on
         if not isinstance(found, tuple):
             return unwrap(await self._answer(sandbox, found))
         op, link = found
@@ -61,20 +66,41 @@ class Operations:
             raise answer
         return answer
 
+    async def start(self, sandbox: Sandbox, op_id: str | None, spec: CommandSpec) -> OpStatus:
+        """Returns how the command stands once its program runs, or it has ended without; see `run`."""
+        found = await self._find_or_begin(sandbox, op_id, spec)
+        del spec  # its input may be large, and is kept elsewhere from here on
+        if isinstance(found, tuple):
+            found, link = found
+            self._tasks.spawn(self._execution.drive(sandbox, found, link))
+        if isinstance(found, Op):
+            await found.reached()
+        return await self.status(sandbox, found.id, 0.0)
+
     async def view(
-        self, sandbox: Sandbox, op_id: str | None, spec: CommandSpec | None, *, watch: bool = True
+        self,
+        sandbox: Sandbox,
+        op_id: str | None,
+        spec: CommandSpec | None,
+        *,
+        watch: bool = True,
+        **how: Any,
     ) -> View:
-        """Returns a view of the command, which runs on its own; `spec` None only joins."""
+        """Returns a view of the command, which runs on its own; `spec` None only joins.
+
+        `how` is passed on to the View.
+        """
         link: Link | None = None
         found: Op | Found
         if spec is None:
             found = self._known(sandbox, op_id or "")
         else:
             either = await self._find_or_begin(sandbox, op_id, spec)
+            del spec
             found, link = either if isinstance(either, tuple) else (either, None)
         if isinstance(found, Found):
-            return View(found.id, await self._answer(sandbox, found), watch=watch)
-        view = View(found.id, found, watch=watch)
+            return View(found.id, await self._answer(sandbox, found), watch=watch, **how)
+        view = View(found.id, found, watch=watch, **how)
         if link is not None:
             self._tasks.spawn(self._execution.drive(sandbox, found, link))
         return view
@@ -122,6 +148,33 @@ class Operations:
             running = await found.begun()
             if running is not None:
                 running.signal(number)
+
+    async def resize(self, sandbox: Sandbox, op_id: str, size: Terminal) -> None:
+        """Sets the size of the command's terminal; Conflict if it has none, nothing if it ended."""
+        command.check_terminal(size.rows, size.cols)
+        found = self._known(sandbox, op_id)
+        if isinstance(found, Op):
+            running = await found.begun()
+            if found.spec.terminal is None:
+                raise Conflict(f"{op_id} has no terminal")
+            if running is not None:
+                running.resize(size.rows, size.cols)
+
+    async def feed(
+        self, sandbox: Sandbox, op_id: str, offset: int, chunks: AsyncIterator[bytes], *, eof: bool
+    ) -> StdinTaken:
+        """Passes standard input on; see `feeding`. Conflict for bytes after its end."""
+        found = self._known(sandbox, op_id)
+        if isinstance(found, Op):
+            return await feed(found, offset, chunks, eof=eof)
+        async for _ in chunks:
+            raise Conflict("the command has ended: it reads no more input")
+        return StdinTaken(offset, open=False)
+
+    def find(self, sandbox: Sandbox, op_id: str) -> Op | None:
+        """Returns the command if it is known and has not ended."""
+        found = sandbox.ops.get(op_id)
+        return found if isinstance(found, Op) else None
 
     def cancel(self, sandbox: Sandbox, op_id: str) -> None:
         """Ends every process of the command; nothing if it has ended."""
@@ -185,4 +238,16 @@ class Found:
 
 
 def _status(op: Op) -> OpStatus:
-    return OpStatus(op_id=op.id, state="running", command=command.text(op.spec), started=op.started)
+    running = op.running
+    return OpStatus(
+        op_id=op.id,
+        state="running",
+        command=command.text(op.spec),
+        started=op.started,
+        interactive=op.spec.interactive,
+        terminal=op.spec.terminal is not None,
+        stdin_total=running.stdin_sent if running is not None else 0,
+        stdout_total=op.sink.total(Stream.STDOUT),
+        stderr_total=op.sink.total(Stream.STDERR),
+        holder=op.holder.who if op.holder is not None else None,
+    )

@@ -1,6 +1,7 @@
-"""Where output of commands under way is kept, so that a restarted node can go on with it.
+"""Where input and output of commands under way are kept, so that a restarted node can go on.
 
 STATE/spool/SANDBOX-OP.stdout, .stderr: see `skerry.guest.spool`; short output makes no file.
+STATE/spool/SANDBOX-OP.stdin: see `skerry.node.inputs`; short input makes none either.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ class Outputs:
         """Returns the sink that an earlier process left; StorageFailed if it cannot be read."""
         return SpoolSink.reopen(self._directory, f"{sandbox_id}-{op_id}", limit)
 
+    def input_path(self, sandbox_id: str, op_id: str) -> str:
+        """Returns where long input of an operation is kept."""
+        return os.path.join(self._directory, f"{sandbox_id}-{op_id}.stdin")
+
     def drop(self, sandbox_id: str, op_id: str) -> None:
         """Removes the files of an operation; idempotent."""
-        for name in ("stdout", "stderr"):
+        for name in ("stdin", "stdout", "stderr"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._directory, f"{sandbox_id}-{op_id}.{name}"))
 

@@ -24,6 +24,7 @@ from skerry.node import command, ledger
 from skerry.node.answers import past_of
 from skerry.node.clock import sleep
 from skerry.node.creation import claim_of
+from skerry.node.inputs import ShortInput, SpooledInput
 from skerry.node.link import RECONNECT_S, Link
 from skerry.node.node import Node
 from skerry.node.operation import Op, Past
@@ -249,6 +250,7 @@ async def _adopt(node: Node, sandbox: Sandbox, story: Story) -> None:
     node.lives.deadlines.arm(sandbox)
     if sandbox.pausable is not None and not story.paused:
         await sandbox.pausable.resume()
+    sandbox.hold(node.clock.monotonic(), held=story.paused)
     sandbox.link = node.lives.link(sandbox)
     try:
         client = await sandbox.link.connect(FIRST_CONNECT_S)
@@ -266,6 +268,8 @@ async def _adopt_late(node: Node, sandbox: Sandbox, story: Story, link: Link) ->
         story.paused = False  # where the agent stands still with the rest, it must run to answer
         with contextlib.suppress(SkerryError):
             await sandbox.pausable.resume()
+        sandbox.hold(node.clock.monotonic(), held=False)
+        await link.hold(held=False)
     while sandbox.state is State.RESUMING:
         try:
             client = await link.connect()
@@ -325,6 +329,11 @@ def _enter(node: Node, sandbox: Sandbox, story: Story, asked: ledger.Asked) -> O
         started=asked.started,
         sink=sink,
     )
+    if asked.stdin_spooled:
+        path = node.outputs.input_path(sandbox.id, op.id)
+        op.input = SpooledInput(path, asked.stdin_spooled)
+    elif asked.spec.stdin is not None:
+        op.input = ShortInput(asked.spec.stdin)
     op.agent_op = asked.agent_op
     op.asked = story.chapters[asked.op]
     op.shell = command.BASH if asked.agent_op == asked.op else command.SH

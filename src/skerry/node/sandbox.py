@@ -71,6 +71,8 @@ class Sandbox:
     given: Reclaimed | None = None  # by its last pause
     draining: Draining | None = None  # its node's, while that is being drained
     waits: Wait | None = None  # for room: it is being made by name only
+    held_since: float | None = None  # monotonic; frozen, or about to be
+    held_s: float = 0.0  # the sum of earlier holds
 
     @property
     def expires(self) -> float | None:
@@ -117,6 +119,18 @@ class Sandbox:
         """Its instance, if what it wrote can be read."""
         instance: object = self.instance
         return instance if isinstance(instance, Snapshotable) else None
+
+    def hold(self, now: float, *, held: bool) -> None:
+        """The time from here on does not count for its commands, or counts again; idempotent."""
+        if held and self.held_since is None:
+            self.held_since = now
+        elif not held and self.held_since is not None:
+            self.held_s += now - self.held_since
+            self.held_since = None
+
+    def work_time(self, now: float) -> float:
+        """Returns `now` (monotonic) less the time for which it was held."""
+        return (now if self.held_since is None else self.held_since) - self.held_s
 
     def under_way(self) -> list[Op]:
         """Returns the commands that have no answer yet."""

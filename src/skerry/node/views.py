@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +13,7 @@ from skerry.errors import Bug
 from skerry.guest.api import Stream
 from skerry.guest.operation import RunningOperation
 from skerry.guest.output import Tee
+from skerry.guest.spool import split_limit
 from skerry.node.operation import Op
 from skerry.node.results import Answer, unwrap, wrap
 from skerry.spec.command import RunResult
@@ -24,18 +25,34 @@ PIECE_BYTES = 64 * 1024
 class View:
     """A command under way or its answer. Leave it (`with`), or a slow view slows the command.
 
+    It begins at the offsets `since` of stdout and stderr, or with the last `tail` bytes of each, and
+    with `positions` says where each piece begins. Without `paced` it never slows the command.
     Invariant: exactly one of `_op` and `_answer` is set at first; the answer follows at the end.
     """
 
-    def __init__(self, op_id: str, seen: Op | Answer, *, watch: bool) -> None:
+    def __init__(
+        self,
+        op_id: str,
+        seen: Op | Answer,
+        *,
+        watch: bool,
+        since: tuple[int, int] = (0, 0),
+        tail: int | None = None,
+        positions: bool = False,
+        paced: bool = True,
+    ) -> None:
         self.op_id = op_id
         self._op = seen if isinstance(seen, Op) else None
         self._answer = None if isinstance(seen, Op) else seen
         self._tee: Tee | None = None
-        self._kept: tuple[bytes, bytes, int] = (b"", b"", 0)
+        self._next = dict(zip(Stream, since, strict=True))  # what follows: below it all was given
+        self._positions = positions
+        self._kept: list[tuple[Stream, int, bytes]] = []
+        self._cut = 0
+        self._at: dict[Stream, int] = {}  # where the next piece of the tee begins
         self.closed = False
         if watch:
-            self._look()
+            self._look(tail, paced=paced)
 
     def __enter__(self) -> Self:
         return self
@@ -86,37 +103,58 @@ class View:
 
     async def __aiter__(self) -> AsyncIterator[StreamEvent]:
         """Gives what was kept, then output as it comes, until the command has ended."""
-        stdout, stderr, cut = self._kept
-        for piece in _pieces(stdout):
-            yield StreamEvent(stdout=piece)
-        for piece in _pieces(stderr):
-            yield StreamEvent(stderr=piece)
-        if cut:
-            yield StreamEvent(log=f"{cut} bytes in the middle of the output before were not kept")
-        if self._tee is not None:
-            async for stream, data in self._tee:
-                if stream is Stream.STDOUT:
-                    yield StreamEvent(stdout=data)
-                else:
-                    yield StreamEvent(stderr=data)
+        kept, self._kept = self._kept, []
+        for stream, at, data in kept:
+            for start in range(0, len(data), PIECE_BYTES):
+                yield self._event(stream, at + start, data[start : start + PIECE_BYTES])
+        if self._cut:
+            cut = f"{self._cut} bytes in the middle of the output before were not kept"
+            yield StreamEvent(log=cut)
+        if self._tee is None:
+            return
+        at_of = self._at
+        async for stream, data in self._tee:
+            at = at_of[stream]
+            at_of[stream] += len(data)
+            # A node that was restarted may get again what its predecessor had passed on.
+            fresh = data[max(0, self._next[stream] - at) :]
+            if fresh:
+                yield self._event(stream, at + len(data) - len(fresh), fresh)
 
-    def _look(self) -> None:
+    def _event(self, stream: Stream, at: int, data: bytes) -> StreamEvent:
+        where = at if self._positions else None
+        if stream is Stream.STDOUT:
+            return StreamEvent(stdout=data, at=where)
+        return StreamEvent(stderr=data, at=where)
+
+    def _look(self, tail: int | None, *, paced: bool) -> None:
+        """Takes what was kept so far, and from here on what comes."""
         if self._op is not None:
             sink = self._op.sink
-            self._tee = Tee()
+            self._tee = Tee(paced=paced)
             sink.tee_to(self._tee)
-            total = sink.total(Stream.STDOUT) + sink.total(Stream.STDERR)
-            if not total:
-                return
-            stdout, stderr = sink.output(Stream.STDOUT), sink.output(Stream.STDERR)
-            self._kept = (stdout, stderr, total - len(stdout) - len(stderr))
+            self._at = {stream: sink.total(stream) for stream in Stream}
+            for stream in Stream:
+                if self._at[stream]:
+                    self._keep(stream, sink.output(stream), self._at[stream], tail)
         elif isinstance(self._answer, RunResult):
             seen = self._answer
-            kept = len(seen.stdout) + len(seen.stderr)
-            cut = seen.stdout_total + seen.stderr_total - kept
-            self._kept = (seen.stdout, seen.stderr, cut)
+            self._keep(Stream.STDOUT, seen.stdout, seen.stdout_total, tail)
+            self._keep(Stream.STDERR, seen.stderr, seen.stderr_total, tail)
+
+    def _keep(self, stream: Stream, content: bytes, total: int, tail: int | None) -> None:
+        since = self._next[stream] if tail is None else max(0, total - tail)
+        for at, piece in kept_pieces(content, total):
+            fresh = piece[max(0, since - at) :]
+            if fresh:
+                self._kept.append((stream, at + len(piece) - len(fresh), fresh))
+        if tail is None and not self._positions:
+            self._cut += total - len(content)
 
 
-def _pieces(data: bytes) -> Iterator[bytes]:
-    for start in range(0, len(data), PIECE_BYTES):
-        yield data[start : start + PIECE_BYTES]
+def kept_pieces(content: bytes, total: int) -> list[tuple[int, bytes]]:
+    """Returns what was kept of a stream as (offset, bytes): all of it, or its head and its tail."""
+    if len(content) == total:
+        return [(0, content)]
+    head, tail = split_limit(len(content))
+    return [(0, content[:head]), (total - tail, content[head:])]

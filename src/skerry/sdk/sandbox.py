@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from skerry.errors import InvalidRequest, SkerryError
+from skerry.sdk.command import AsyncCommandHandle
 from skerry.sdk.connect import AsyncConnection, Forwarded, connected, forwarding
 from skerry.sdk.files import AsyncFiles
 from skerry.sdk.forward import ReverseForward
@@ -44,6 +45,7 @@ def command_of(
     user: str | None = None,
     stdin: bytes | str | None = None,
     timeout: float | None = None,
+    no_output_timeout: float | None = None,
     output_limit: int = OUTPUT_LIMIT_DEFAULT,
     terminal: Terminal | None = None,
     interactive: bool = False,
@@ -57,6 +59,7 @@ def command_of(
         user=user,
         stdin=stdin.encode() if isinstance(stdin, str) else stdin,
         timeout_s=timeout,
+        no_output_timeout_s=no_output_timeout,
         output_limit=output_limit,
         terminal=terminal,
         interactive=interactive,
@@ -163,6 +166,7 @@ class AsyncSandbox:
         user: str | None = None,
         stdin: bytes | str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - the command's, kept by the guest agent
+        no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
         op_id: str | None = None,
@@ -171,6 +175,7 @@ class AsyncSandbox:
 
         A lost connection is repaired and the command is never run twice; an exception or Ctrl-C here
         ends the command inside. Exit status, timeout and a missing program are in the result.
+        `no_output_timeout` ends it after so many seconds without a byte of output.
         """
         spec = command_of(
             command,
@@ -179,6 +184,7 @@ class AsyncSandbox:
             user=user,
             stdin=stdin,
             timeout=timeout,
+            no_output_timeout=no_output_timeout,
             output_limit=output_limit,
             terminal=terminal,
         )
@@ -200,6 +206,7 @@ class AsyncSandbox:
         user: str | None = None,
         stdin: bytes | str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
+        no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
     ) -> AsyncIterator[StreamEvent]:
@@ -214,6 +221,7 @@ class AsyncSandbox:
             user=user,
             stdin=stdin,
             timeout=timeout,
+            no_output_timeout=no_output_timeout,
             output_limit=output_limit,
             terminal=terminal,
         )
@@ -228,6 +236,60 @@ class AsyncSandbox:
             if not finished:
                 await self._cancel_quietly(op)
 
+    async def start(
+        self,
+        command: Command,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the command's, kept by the guest agent
+        no_output_timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT_DEFAULT,
+        terminal: Terminal | None = None,
+        interactive: bool = False,
+        op_id: str | None = None,
+    ) -> AsyncCommandHandle:
+        """Starts a command in the background and returns a handle once its program runs.
+
+        One that could not be started has ended by then: its result says why. With `interactive` its
+        standard input stays open, and `send` feeds it. The command ends by itself, by its timeout,
+        by `kill` or with the sandbox, and never because a client went away.
+        """
+        spec = command_of(
+            command,
+            env=env,
+            cwd=cwd,
+            user=user,
+            stdin=stdin,
+            timeout=timeout,
+            no_output_timeout=no_output_timeout,
+            output_limit=output_limit,
+            terminal=terminal,
+            interactive=interactive,
+        )
+        op = op_id or secrets.token_hex(16)
+        try:
+            status = await self._transport.call(
+                "POST", f"{self._root}/ops?op={op}", OpStatus, body=spec, repeatable=True
+            )
+        except asyncio.CancelledError:
+            if op_id is None:  # nobody could ever find it
+                await self._cancel_quietly(op)
+            raise
+        return AsyncCommandHandle(self._transport, self._root, status)
+
+    async def command(self, op_id: str) -> AsyncCommandHandle:
+        """Returns the handle of a command that runs or has ended, whoever started it; NotFound."""
+        return AsyncCommandHandle(self._transport, self._root, await self.op(op_id))
+
+    async def commands(self) -> list[AsyncCommandHandle]:
+        """Returns the commands that are remembered, oldest first; their `status` has no result."""
+        return [
+            AsyncCommandHandle(self._transport, self._root, status) for status in await self.ops()
+        ]
+
     @contextlib.asynccontextmanager
     async def attach(
         self,
@@ -238,6 +300,7 @@ class AsyncSandbox:
         cwd: str | None = None,
         user: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
+        no_output_timeout: float | None = None,
     ) -> AsyncIterator[LiveCommand]:
         """Starts a command whose standard input stays open; it ends with the block."""
         spec = command_of(
@@ -246,6 +309,7 @@ class AsyncSandbox:
             cwd=cwd,
             user=user,
             timeout=timeout,
+            no_output_timeout=no_output_timeout,
             terminal=terminal,
             interactive=True,
         )

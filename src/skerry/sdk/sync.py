@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from skerry.errors import SkerryError
 from skerry.sdk import client as _client
+from skerry.sdk import command as _command
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
@@ -98,6 +99,96 @@ class Connection:
     def close(self) -> None:
         """Ends it; what is not over is aborted. Idempotent."""
         return self._portal.call(self._inner.close())
+
+
+class CommandHandle:
+    """A command in a sandbox, under way or ended. Losing the handle does nothing to the command.
+
+    `status` is what was last heard of it; `op_id` finds it again from any client.
+    """
+
+    def __init__(self, portal: Portal, inner: _command.AsyncCommandHandle) -> None:
+        self._portal = portal
+        self._inner = inner
+        self.op_id = inner.op_id
+
+    def refresh(self) -> OpStatus:
+        """Asks how it stands, and returns that; NotFound once it was forgotten."""
+        return self._portal.call(self._inner.refresh())
+
+    def poll(self) -> RunResult | None:
+        """Returns its result, or None while it runs; raises the error of one that was lost."""
+        return self._portal.call(self._inner.poll())
+
+    def wait(self, timeout: float | None = None) -> RunResult:
+        """Returns its result when it has ended; raises the error of one that was lost.
+
+        Raises TimeoutError after `timeout` seconds; the command goes on.
+        """
+        return self._portal.call(self._inner.wait(timeout))
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to every process of it; nothing if it has ended."""
+        return self._portal.call(self._inner.signal(number))
+
+    def kill(self) -> None:
+        """Ends every process of it, however they were started; its result then says cancelled."""
+        return self._portal.call(self._inner.kill())
+
+    def send(self, data: bytes | str) -> None:
+        """Sends to its standard input; returns when all has left, as fast as the command reads.
+
+        Nothing is lost or doubled by lost connections. Raises Conflict when nobody reads any more.
+        One handle is the only writer: another one would begin where this one has come to.
+        """
+        return self._portal.call(self._inner.send(data))
+
+    def close_stdin(self) -> None:
+        """Ends its standard input; harmless afterwards and twice."""
+        return self._portal.call(self._inner.close_stdin())
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Sets the size of its terminal; Conflict if it has none."""
+        return self._portal.call(self._inner.resize(rows, cols))
+
+    def output(
+        self, *, stdout: int = 0, stderr: int = 0, pace: bool = True
+    ) -> Iterator[StreamEvent]:
+        """Yields its output from these offsets on: what was kept, then what comes, then its result.
+
+        Each piece says `at` which offset of its stream it begins; a jump means that the middle of
+        long output was not kept. A lost connection is repaired. With `pace`, nothing is skipped
+        from here on and a slow reader slows the command; without, a slow reader skips.
+        """
+        return self._portal.iterate(self._inner.output(stdout=stdout, stderr=stderr, pace=pace))
+
+    @contextlib.contextmanager
+    def attach(
+        self,
+        *,
+        terminal: Terminal | None = None,
+        takeover: bool = False,
+        watch: bool = False,
+        who: str = "",
+    ) -> Iterator[LiveCommand]:
+        """Joins it for a block, its input and output live; it goes on after the block.
+
+        `terminal` is the size of ours, to which its terminal is set, and redrawn. A terminal has one
+        writer: Conflict if another client (`holder` in the error's fields) has it, unless `takeover`
+        takes it, or `watch` only looks.
+        """
+        with self._portal.block(
+            self._inner.attach(terminal=terminal, takeover=takeover, watch=watch, who=who)
+        ) as value:
+            yield LiveCommand(self._portal, value)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def status(self) -> OpStatus:
+        """What was last heard of it."""
+        return self._inner.status
 
 
 class Files:
@@ -476,6 +567,7 @@ class Sandbox:
         user: str | None = None,
         stdin: bytes | str | None = None,
         timeout: float | None = None,
+        no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
         op_id: str | None = None,
@@ -484,6 +576,7 @@ class Sandbox:
 
         A lost connection is repaired and the command is never run twice; an exception or Ctrl-C here
         ends the command inside. Exit status, timeout and a missing program are in the result.
+        `no_output_timeout` ends it after so many seconds without a byte of output.
         """
         return self._portal.call(
             self._inner.run(
@@ -493,6 +586,7 @@ class Sandbox:
                 user=user,
                 stdin=stdin,
                 timeout=timeout,
+                no_output_timeout=no_output_timeout,
                 output_limit=output_limit,
                 terminal=terminal,
                 op_id=op_id,
@@ -508,6 +602,7 @@ class Sandbox:
         user: str | None = None,
         stdin: bytes | str | None = None,
         timeout: float | None = None,
+        no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
     ) -> Iterator[StreamEvent]:
@@ -523,10 +618,60 @@ class Sandbox:
                 user=user,
                 stdin=stdin,
                 timeout=timeout,
+                no_output_timeout=no_output_timeout,
                 output_limit=output_limit,
                 terminal=terminal,
             )
         )
+
+    def start(
+        self,
+        command: Command,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        timeout: float | None = None,
+        no_output_timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT_DEFAULT,
+        terminal: Terminal | None = None,
+        interactive: bool = False,
+        op_id: str | None = None,
+    ) -> CommandHandle:
+        """Starts a command in the background and returns a handle once its program runs.
+
+        One that could not be started has ended by then: its result says why. With `interactive` its
+        standard input stays open, and `send` feeds it. The command ends by itself, by its timeout,
+        by `kill` or with the sandbox, and never because a client went away.
+        """
+        return CommandHandle(
+            self._portal,
+            self._portal.call(
+                self._inner.start(
+                    command,
+                    env=env,
+                    cwd=cwd,
+                    user=user,
+                    stdin=stdin,
+                    timeout=timeout,
+                    no_output_timeout=no_output_timeout,
+                    output_limit=output_limit,
+                    terminal=terminal,
+                    interactive=interactive,
+                    op_id=op_id,
+                )
+            ),
+        )
+
+    def command(self, op_id: str) -> CommandHandle:
+        """Returns the handle of a command that runs or has ended, whoever started it; NotFound."""
+        return CommandHandle(self._portal, self._portal.call(self._inner.command(op_id)))
+
+    def commands(self) -> list[CommandHandle]:
+        """Returns the commands that are remembered, oldest first; their `status` has no result."""
+        found = self._portal.call(self._inner.commands())
+        return [CommandHandle(self._portal, item) for item in found]
 
     @contextlib.contextmanager
     def attach(
@@ -538,11 +683,18 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         timeout: float | None = None,
+        no_output_timeout: float | None = None,
     ) -> Iterator[LiveCommand]:
         """Starts a command whose standard input stays open; it ends with the block."""
         with self._portal.block(
             self._inner.attach(
-                command, terminal=terminal, env=env, cwd=cwd, user=user, timeout=timeout
+                command,
+                terminal=terminal,
+                env=env,
+                cwd=cwd,
+                user=user,
+                timeout=timeout,
+                no_output_timeout=no_output_timeout,
             )
         ) as value:
             yield LiveCommand(self._portal, value)

@@ -7,10 +7,13 @@ a node that restarts under a command costs the caller time, not the result (deci
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import random
 from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any, TypeVar, overload
 from urllib.parse import urlencode
+from weakref import WeakKeyDictionary
 
 import aiohttp
 import msgspec
@@ -26,14 +29,35 @@ CONNECT_TIMEOUT_S = 10.0
 RECONNECT_FOR_S = 60.0  # how long a repeatable request looks for a node that went away
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
+WHOLE_BYTES_MAX = 256 * 1024
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class _Session:
+    """A session that closes itself when its loop ends.
+
+    Loops end their asynchronous generators before they close (asyncio.run does); no other call
+    tells of a loop's end.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self.session = session
+        self._keeper = self._keep()
+        with contextlib.suppress(StopIteration):
+            self._keeper.__anext__().send(None)  # from here on the loop knows it
+
+    async def _keep(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await self.session.close()
 
 
 class Transport:
     """Connections to one node; usable from several event loops in turn.
 
-    Invariant: a session is only used on the loop that made it.
+    Invariant: a session is only used on the loop that made it, and closed before that is.
     """
 
     def __init__(
@@ -44,8 +68,7 @@ class Transport:
         self.owner: str | None = None
         self._token = token
         self._closed = False
-        self._session: aiohttp.ClientSession | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = WeakKeyDictionary()
 
     @property
     def where(self) -> str:
@@ -64,7 +87,8 @@ class Transport:
         if self._closed:
             raise RuntimeError("the client is closed; open a new one with connect()")
         loop = asyncio.get_running_loop()
-        if self._session is None or self._loop is not loop or self._session.closed:
+        held = self._sessions.get(loop)
+        if held is None or held.session.closed:
             # No limit: a command holds its connection for as long as it runs, and a hidden limit
             # would stall the hundred-and-first one.
             connector: aiohttp.BaseConnector
@@ -72,15 +96,15 @@ class Transport:
                 connector = aiohttp.UnixConnector(path=self.socket_path, limit=0)
             else:
                 connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=30)
-            self._session = aiohttp.ClientSession(
+            session = aiohttp.ClientSession(
                 connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),  # a node sets none; looking costs each request
                 auto_decompress=False,
                 skip_auto_headers=("User-Agent", "Accept-Encoding"),
             )
-            self._loop = loop
-        return self._session
+            held = self._sessions[loop] = _Session(session)
+        return held.session
 
     def headers(self, content_type: str | None = None) -> dict[str, str]:
         """Returns the headers of a request."""
@@ -96,9 +120,10 @@ class Transport:
     async def close(self) -> None:
         """Closes the connections of the running loop; nothing can be asked afterwards."""
         self._closed = True
-        if self._session is not None and self._loop is asyncio.get_running_loop():
-            await self._session.close()
-        self._session = None
+        held = self._sessions.pop(asyncio.get_running_loop(), None)
+        if held is not None:
+            await held.session.close()
+        self._sessions.clear()
 
     @overload
     async def call(
@@ -108,6 +133,7 @@ class Transport:
         answer: type[T],
         *,
         body: Any = ...,
+        content: bytes = ...,
         repeatable: bool = ...,
         params: Query = ...,
     ) -> T: ...
@@ -119,6 +145,7 @@ class Transport:
         answer: None = None,
         *,
         body: Any = ...,
+        content: bytes = ...,
         repeatable: bool = ...,
         params: Query = ...,
     ) -> None: ...
@@ -129,15 +156,18 @@ class Transport:
         answer: type[T] | None = None,
         *,
         body: Any = None,
+        content: bytes | None = None,
         repeatable: bool = False,
         params: Query = None,
     ) -> T | None:
         """Makes a request and returns the decoded answer; raises the error that the node named.
 
+        The body is a value, or else `content` as it is.
+
         With `repeatable` a lost connection, or the answer of a node that is ending, is followed by
         the same request again, for a minute.
         """
-        data = None if body is None else _encode(body)
+        data = content if body is None else _encode(body)
         raw = await self._exchange(method, path, data, params, repeatable=repeatable)
         if answer is None:
             return None
@@ -165,7 +195,7 @@ class Transport:
                 async with self.session().request(
                     method,
                     self._address(path, params),
-                    data=data,
+                    data=_body(data),
                     headers=self.headers(MSGPACK if data is not None else None),
                 ) as response:
                     raw = await response.read()
@@ -215,7 +245,7 @@ class Transport:
             async with self.session().request(
                 method,
                 self._address(path, params),
-                data=data,
+                data=_body(data),
                 headers=self.headers(MSGPACK if data is not None else None),
             ) as response:
                 if response.status >= 400:
@@ -236,6 +266,11 @@ class Transport:
             )
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"cannot open {path} at {self.where}: {error}") from error
+
+
+def _body(data: bytes | None) -> bytes | io.BytesIO | None:
+    # A long one is sent piece by piece: in one piece it would hold up the loop.
+    return io.BytesIO(data) if data is not None and len(data) > WHOLE_BYTES_MAX else data
 
 
 def error_of(raw: bytes, status: int, where: str) -> SkerryError:

@@ -26,6 +26,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     user: str | None = None  # None: the sandbox's user; "name", "uid" or "uid:gid"
     stdin: bytes | None = None  # None: closed
     timeout_s: float | None = None
+    no_output_timeout_s: float | None = None  # without a byte of output for that long it is ended
     output_limit: int = limits.OUTPUT_LIMIT_DEFAULT  # bytes kept a stream; half head, half tail
     terminal: Terminal | None = None
     interactive: bool = False  # stdin stays open and is fed over the stream
@@ -46,7 +47,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             )
         if self.argv and not self.argv[0]:
             raise InvalidRequest("argv: the program is empty")
-        check_env(self.env)
+        check_env(self.env, limits.ARGV_BYTES_MAX)
         for what, value in (("cwd", self.cwd), ("user", self.user)):
             if value is not None and (
                 "\x00" in value or not 0 < len(value) <= limits.PATH_BYTES_MAX
@@ -57,6 +58,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
                 f"stdin: at most {limits.STDIN_BYTES_MAX} bytes; write a file instead"
             )
         limits.check_duration(self.timeout_s, "timeout")
+        limits.check_duration(self.no_output_timeout_s, "no_output_timeout")
         if not 0 <= self.output_limit <= limits.OUTPUT_LIMIT_MAX:
             raise InvalidRequest(f"output_limit: at most {limits.OUTPUT_LIMIT_MAX} bytes")
         return self
@@ -79,6 +81,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stderr_total: int = 0
     truncated: bool = False
     timed_out: bool = False
+    no_output: bool = False  # what timed out was its silence: `timed_out` is set too
     oom_killed: bool = False
     cancelled: bool = False
     started: float = 0.0  # seconds since the epoch

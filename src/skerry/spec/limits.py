@@ -11,8 +11,8 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-ARGV_BYTES_MAX = 60_000  # one START frame carries argv and environment (64 KiB with the rest)
-ENV_BYTES_MAX = 60_000
+ARGV_BYTES_MAX = 2 * MIB  # of argv, of a shell line, of a command's environment
+ENV_BYTES_MAX = 60_000  # of a sandbox's environment
 PATH_BYTES_MAX = 4096
 STDIN_BYTES_MAX = 64 * MIB  # inline standard input; larger content goes through files
 OUTPUT_LIMIT_DEFAULT = MIB  # per stream, kept as half head and half tail

@@ -120,8 +120,8 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             raise InvalidRequest(f"cpu_burst must be between 0 and cpu, not {self.cpu_burst}")
 
 
-def check_env(env: dict[str, str]) -> None:
-    """Raises InvalidRequest unless names are sane and the whole fits a command's environment."""
+def check_env(env: dict[str, str], bytes_max: int = limits.ENV_BYTES_MAX) -> None:
+    """Raises InvalidRequest unless names are sane and the whole is not too long."""
     total = 0
     for name, value in env.items():
         if _ENV_NAME.fullmatch(name) is None:
@@ -130,8 +130,8 @@ def check_env(env: dict[str, str]) -> None:
             raise InvalidRequest(f"env: the value of {name!r} holds a NUL")
         total += len(name.encode("utf-8", "surrogateescape"))
         total += len(value.encode("utf-8", "surrogateescape")) + 2
-    if total > limits.ENV_BYTES_MAX:
-        raise InvalidRequest(f"env: {total} bytes, at most {limits.ENV_BYTES_MAX}")
+    if total > bytes_max:
+        raise InvalidRequest(f"env: {total} bytes, at most {bytes_max}")
 
 
 def check_labels(labels: dict[str, str]) -> None:

@@ -19,8 +19,9 @@ from pathlib import Path
 from skerry.backends.api import Capabilities, CreateRequest, Exit, Health, Reclaimed, Record, Upper
 from skerry.errors import Conflict, SandboxFailed, SkerryError, Unavailable
 from skerry.spec.sandbox import Usage
-from skerry.testing.fake_agent import AgentConnection, FakeAgent
+from skerry.testing.fake_agent import FakeAgent
 from skerry.testing.fake_commands import Clock, RealClock
+from skerry.testing.fake_connection import AgentConnection
 from skerry.testing.fake_files import FakeFiles
 
 DEFAULT_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/root"}

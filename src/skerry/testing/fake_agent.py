@@ -13,13 +13,17 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from skerry.testing.fake_commands import Call, Clock, Ended, run_program
 from skerry.testing.fake_files import FakeFiles
 from skerry.testing.fake_ports import FakePorts
-from skerry.testing.fake_wire import Code, Frame, Splitter, Tag, pack, pack_fields, parse_fields
+from skerry.testing.fake_wire import Code, Frame, Tag, pack, pack_fields, parse_fields
 from skerry.testing.fake_words import run_words, watch_words
 from skerry.wire.guest import FORWARD
+
+if TYPE_CHECKING:
+    from skerry.testing.fake_connection import AgentConnection
 
 WINDOW = 131_072
 _CHUNK = 32_768
@@ -55,6 +59,9 @@ class FakeOperation:
         self.stdin_open = bool(_number(fields, Tag.STDIN))
         self.stdin_end = 0
         self.stdin_taken = 0
+        self.stdin_eof = False
+        self.no_output = False
+        self.heard = asyncio.Event()
         self.moved = asyncio.Event()
         self.attached = True
         self.done: list[tuple[int, int | bytes]] | None = None
@@ -75,6 +82,7 @@ class FakeOperation:
                 await self.moved.wait()
                 continue
             output.held += data[:room]
+            self.heard.set()
             data = data[room:]
             self.agent.pump(self)
 
@@ -96,6 +104,9 @@ class FakeOperation:
         timeout_ms = _number(self.fields, Tag.TIMEOUT_MS)
         if timeout_ms:
             waits.add(asyncio.ensure_future(self.agent.clock.sleep(timeout_ms / 1000)))
+        quiet_ms = _number(self.fields, Tag.NO_OUTPUT_MS)
+        if quiet_ms:
+            waits.add(asyncio.ensure_future(self._quiet(quiet_ms / 1000)))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -107,6 +118,15 @@ class FakeOperation:
             for waiting in waits:
                 waiting.cancel()
         self._finish(ended, begin)
+
+    async def _quiet(self, seconds: float) -> None:
+        """Returns once nothing was written for so long."""
+        while True:
+            self.heard.clear()
+            await self.agent.clock.sleep(seconds)
+            if not self.heard.is_set():
+                self.no_output = True
+                return
 
     async def _work(self) -> Ended:
         await self.agent.running.wait()
@@ -163,6 +183,7 @@ class FakeOperation:
             pairs += [(Tag.EXIT_CODE, ended.exit_code or 0)]
         pairs += [
             (Tag.TIMED_OUT, int(self.timed_out)),
+            (Tag.NO_OUTPUT, int(self.timed_out and self.no_output)),
             (Tag.CANCELLED, int(self.cancelled)),
             (Tag.OOM, int(ended.oom)),
             (Tag.START_NS, begin),
@@ -200,6 +221,8 @@ class FakeAgent:
         self.connection: AgentConnection | None = None
         self.never_answer = False
         self.version = b"0.1.0"
+        self.held = False
+        self.held_frames = 0
         self.running = asyncio.Event()  # cleared while paused
         self.running.set()
         self.ports = FakePorts(self)
@@ -300,6 +323,7 @@ class FakeAgent:
 
     def _stdin(self, operation: FakeOperation, frame: Frame) -> None:
         if frame.type == Code.EOF:
+            operation.stdin_eof = True
             operation.stdin.put_nowait(b"")
             return
         offset = int.from_bytes(frame.payload[:8], "little")
@@ -320,6 +344,9 @@ class FakeAgent:
                 output.sent = max(output.base, _number(fields, tag))
                 self._credit(operation, which, output.sent)
             operation.attached = True
+            if operation.stdin_open:
+                taken: list[tuple[int, int | bytes]] = [(Tag.OFFSET, operation.stdin_taken)]
+                self.send(Code.CREDIT, frame.stream | 1, taken)
         elif frame.type in (Code.CANCEL, Code.SIGNAL) and operation.done is None:
             operation.cancelled = operation.cancelled or frame.type == Code.CANCEL
             operation.kill(_number(fields, Tag.SIGNO) or 9)
@@ -336,82 +363,3 @@ class FakeAgent:
         output.sent = max(output.sent, output.base)
         output.limit = max(output.limit, offset + WINDOW)
         operation.moved.set()
-
-
-class AgentConnection(asyncio.Protocol):
-    """One connection to the fake agent; `drop_after` closes it after that many frames sent."""
-
-    def __init__(self, agent: FakeAgent, drop_after: int | None = None) -> None:
-        self.agent = agent
-        self.generation = 0
-        self.drop_after = drop_after
-        self.transport: asyncio.Transport | None = None
-        self.splitter = Splitter()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Waits for HELLO."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101
-        self.transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Leaves every operation running: a lost connection is not a cancel."""
-        del exc
-        self.transport = None
-        if self.agent.connection is self:
-            self.agent.connection = None
-
-    def close(self) -> None:
-        """Closes the connection."""
-        if self.transport is not None:
-            self.transport.close()
-
-    def transmit(self, data: bytes) -> None:
-        """Sends bytes, or drops the channel if its knob says so."""
-        if self.drop_after is not None:
-            self.drop_after -= 1
-            if self.drop_after < 0:
-                if self.transport is not None:
-                    self.transport.abort()
-                return
-        if self.transport is not None:
-            self.transport.write(data)
-
-    def data_received(self, data: bytes) -> None:
-        """Serves frames; a malformed one closes the connection."""
-        try:
-            for frame in self.splitter.feed(data):
-                self._serve(frame)
-        except (ValueError, KeyError, IndexError):
-            self.close()
-
-    def _serve(self, frame: Frame) -> None:
-        if self.agent.never_answer:
-            return
-        if frame.type == Code.HELLO:
-            nonce = parse_fields(frame.payload)[Tag.NONCE][0]
-            self.generation = self.agent.connected(self)
-            self._welcome(nonce)
-        elif self.generation == 0 or frame.generation != self.generation:
-            return
-        elif frame.type == Code.PING:
-            token = parse_fields(frame.payload)[Tag.TOKEN][0]
-            self.agent.send(Code.PONG, 0, [(Tag.TOKEN, token)])
-        else:
-            self.agent.control(frame)
-
-    def _welcome(self, nonce: bytes) -> None:
-        pairs: list[tuple[int, int | bytes]] = [
-            (Tag.NONCE, nonce),
-            (Tag.GENERATION, self.generation),
-            (Tag.VERSION, self.agent.version),
-        ]
-        for operation in self.agent.operations.values():
-            about: list[tuple[int, int | bytes]] = [
-                (Tag.HANDLE, operation.handle),
-                (Tag.OP_ID, operation.op_id),
-                (Tag.STATE, int(operation.done is not None)),
-                (Tag.STDOUT_TOTAL, operation.output[2].total),
-                (Tag.STDERR_TOTAL, operation.output[3].total),
-            ]
-            pairs.append((Tag.OP, pack_fields(about)))
-        self.agent.send(Code.WELCOME, 0, pairs)

@@ -190,9 +190,9 @@ def flag(name: str, tag: Tag, *, optional: bool = False) -> Part:
     return Part(name, tag, Kind.FLAG, 0, 1, optional)
 
 
-def raw(name: str, tag: Tag, size: int = 0) -> Part:
+def raw(name: str, tag: Tag, size: int = 0, *, optional: bool = False) -> Part:
     """Returns a part that is bytes, of exactly `size` if that is not 0."""
-    return Part(name, tag, Kind.RAW, size)
+    return Part(name, tag, Kind.RAW, size, optional=optional)
 
 
 def word(name: str, tag: Tag, *, optional: bool = False) -> Part:

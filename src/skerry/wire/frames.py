@@ -44,6 +44,8 @@ class GuestFrame(IntEnum):
     LISTEN = 0x0A
     UNLISTEN = 0x0B
     RESET = 0x0C
+    MORE = 0x0E
+    HOLD = 0x0F
     DATA = 0x10
     EOF = 0x11
     CONNECT = 0x12
@@ -115,6 +117,13 @@ class Tag(IntEnum):
     ERROR_STEP = 31
     ERRNO = 32
     PORT = 33
+    STDIN_TOTAL = 40
+    STDIN_EOF = 41
+    NO_OUTPUT_MS = 42
+    NO_OUTPUT = 43
+    MORE = 44
+    SCRIPT = 45
+    HELD = 46
     CFG_TASKS = 64
     CFG_OOM = 65
     CFG_PEER_UID = 66

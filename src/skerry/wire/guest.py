@@ -8,7 +8,7 @@ or repeated field, a number out of range. Bytes from inside are hostile. Relatio
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, NamedTuple, Self
+from typing import ClassVar, Final, Self
 
 from skerry.wire.fields import (
     NUMBER_MAX,
@@ -57,19 +57,6 @@ def forward_stream(conn: int, channel: int) -> int:
     return FORWARD | conn << 2 | channel
 
 
-class Place(NamedTuple):
-    """What a stream id names: an operation (0: the connection) or a forwarded connection."""
-
-    forward: bool
-    number: int
-    channel: int
-
-
-def place_of(stream: int) -> Place:
-    """Returns what a stream id names."""
-    return Place(stream >= FORWARD, (stream & (FORWARD - 1)) >> 2, stream & 3)
-
-
 class Message(Body, frozen=True):
     """Base of all messages; `CODE` is the frame type. Raises ProtocolError from `parse`."""
 
@@ -93,12 +80,16 @@ class KnownOperation(Body, frozen=True):
         flag("done", Tag.STATE),
         number("stdout_total", Tag.STDOUT_TOTAL),
         number("stderr_total", Tag.STDERR_TOTAL),
+        number("stdin_total", Tag.STDIN_TOTAL, optional=True),
+        flag("stdin_eof", Tag.STDIN_EOF, optional=True),
     )
     handle: int
     op_id: bytes
     done: bool
     stdout_total: int
     stderr_total: int
+    stdin_total: int = 0
+    stdin_eof: bool = False
 
 
 def speaks(version: str) -> bool:
@@ -161,6 +152,8 @@ class Start(Message, frozen=True, kw_only=True):
         word("cwd", Tag.CWD, optional=True),
         word("user", Tag.USER, optional=True),
         number("timeout_ms", Tag.TIMEOUT_MS, optional=True),
+        number("no_output_ms", Tag.NO_OUTPUT_MS, optional=True),
+        raw("script", Tag.SCRIPT, optional=True),
         flag("stdin", Tag.STDIN),
         number("rows", Tag.PTY_ROWS, 0, PTY_MAX, optional=True),
         number("cols", Tag.PTY_COLS, 0, PTY_MAX, optional=True),
@@ -172,6 +165,8 @@ class Start(Message, frozen=True, kw_only=True):
     cwd: bytes | None = None
     user: bytes | None = None
     timeout_ms: int | None = None
+    no_output_ms: int | None = None
+    script: bytes | None = None
     stdin: bool = False
     rows: int | None = None  # both or none: a terminal
     cols: int | None = None
@@ -180,6 +175,30 @@ class Start(Message, frozen=True, kw_only=True):
         """Raises ProtocolError without a program, or with half a terminal."""
         if not self.argv or (self.rows is None) != (self.cols is None):
             raise ProtocolError("START without ARG, or with half a terminal")
+
+
+class More(Message, frozen=True):
+    """Further bytes of the fields of the START before it on the same stream."""
+
+    CODE = GuestFrame.MORE
+    data: bytes
+
+    def payload(self) -> bytes:
+        """Returns the bytes."""
+        return self.data
+
+    @classmethod
+    def parse(cls, payload: bytes) -> Self:
+        """Returns the value."""
+        return cls(payload)
+
+
+class Hold(Message, frozen=True):
+    """The agent's timers of operations stand still, or go on."""
+
+    CODE = GuestFrame.HOLD
+    PARTS = (flag("held", Tag.HELD),)
+    held: bool
 
 
 class Started(Message, frozen=True):
@@ -280,6 +299,7 @@ class Done(Message, frozen=True, kw_only=True):
         text("error_step", Tag.ERROR_STEP, STEP_BYTES_MAX, optional=True),
         number("errno", Tag.ERRNO, 0, ERRNO_MAX, optional=True),
         flag("timed_out", Tag.TIMED_OUT, optional=True),
+        flag("no_output", Tag.NO_OUTPUT, optional=True),
         flag("cancelled", Tag.CANCELLED, optional=True),
         flag("oom", Tag.OOM, optional=True),
         number("start_ns", Tag.START_NS, optional=True),
@@ -293,6 +313,7 @@ class Done(Message, frozen=True, kw_only=True):
     error_step: str | None = None
     errno: int | None = None
     timed_out: bool = False
+    no_output: bool = False
     cancelled: bool = False
     oom: bool = False
     start_ns: int = 0
@@ -363,15 +384,13 @@ class Error(Message, frozen=True):
 
 
 _BOTH: Final = (Data, Eof, Credit, Reset)
-_HOST: Final = (
-    *(Hello, Ping, Start, Signal, Cancel, Attach, Ack, Resize),
-    *(Listen, Unlisten, Connect),
-)
+_COMMANDS: Final = (Start, More, Signal, Cancel, Attach, Ack, Resize)
+_HOST: Final = (Hello, Ping, Hold, *_COMMANDS, Listen, Unlisten, Connect)
 _AGENT: Final = (Welcome, Pong, Started, Done, Opened, Error)
 _FROM_HOST: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_HOST, *_BOTH)}
 _FROM_AGENT: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_AGENT, *_BOTH)}
 _CONNECTION: Final = frozenset(
-    {GuestFrame.HELLO, GuestFrame.WELCOME, GuestFrame.PING, GuestFrame.PONG}
+    {GuestFrame.HELLO, GuestFrame.WELCOME, GuestFrame.PING, GuestFrame.PONG, GuestFrame.HOLD}
 )
 _CONTENT: Final = frozenset({GuestFrame.DATA, GuestFrame.EOF})
 # Plain numbers: a member of an enum is dear to look up, and this is done for every frame.
@@ -400,7 +419,7 @@ def _decode(frame: Frame, table: dict[int, type[Message]], *, outward: bool) -> 
         raise ProtocolError(f"a frame of type {frame.type:#04x}")
     if not _fits(frame.type, frame.stream, outward=outward):
         raise ProtocolError(f"{cls.CODE.name} on stream {frame.stream:#x}")
-    if cls.PARTS or cls is Data:
+    if cls.PARTS or cls is Data or cls is More:
         return cls.parse(frame.payload)
     Fields(frame.payload)
     return cls()

@@ -23,12 +23,17 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | POST sandboxes/ID/run?op=OPID | CommandSpec -> RunResult; a repeat of OPID gets the recorded \
   answer, or joins the running one |
 | POST sandboxes/ID/stream?op=OPID | CommandSpec -> stream of StreamEvent |
+| POST sandboxes/ID/ops?op=OPID | CommandSpec -> OpStatus, once its program runs or it has ended |
 | GET sandboxes/ID/ops | -> list of OpStatus, without results |
 | GET sandboxes/ID/ops/OPID?wait=SECONDS | -> OpStatus |
+| GET sandboxes/ID/ops/OPID/output?stdout=N&stderr=N&pace=0 | -> stream of StreamEvent with \
+  positions: what was kept from those offsets on, then what comes |
+| POST sandboxes/ID/ops/OPID/stdin?offset=N&eof=1 | bytes, streamed -> StdinTaken |
 | POST sandboxes/ID/ops/OPID/signal | SignalBody -> {} |
+| POST sandboxes/ID/ops/OPID/resize | Terminal -> {} |
 | POST sandboxes/ID/ops/OPID/cancel | -> {} |
-| GET sandboxes/ID/attach?op=OPID (WebSocket) | first CommandSpec (an empty one joins OPID), \
-  then ClientEvent / StreamEvent |
+| GET sandboxes/ID/attach?op=OPID&who=&takeover=1&watch=1 (WebSocket) | first CommandSpec (an \
+  empty one joins OPID), then ClientEvent / StreamEvent |
 | GET sandboxes/ID/forward (WebSocket) | reverse forward: first message ForwardOpen, then \
   ForwardFrame both ways |
 | GET sandboxes/ID/connect?port=N (WebSocket) | a connection to a port inside: the node's first \
@@ -60,6 +65,17 @@ A stream is a sequence of u32 little-endian length + msgpack StreamEvent; one th
 
 A stream of FileEvent (wire/files.py) is framed in the same way and ends with `done` or `error`. With
 `sparse` a file's content is GNU tar's sparse format 1.0: a map of its pieces, then the pieces.
+
+A reader of `stream`, and of `output` unless `pace=0`, sets the command's pace: nothing is lost, and
+a slow one slows the command. With `pace=0` it is cut off when it falls too far behind.
+
+`stdin` is for a command that was started as interactive. `offset` is where the bytes begin in its
+standard input: what has come before is skipped, so that a repeat does no harm; a gap is a Conflict
+that names the `expected` offset. It answers when everything was passed on.
+
+A command with a terminal has one writer: who attaches second gets a Conflict that says who holds it
+(`who`), watches only (`watch=1`), or takes it over (`takeover=1`): then the first is told by an error
+and closed. Who joins gets the tail of what the screen showed; leaving lets the command run.
 
 On `run`, `stream` and `attach`, `on_disconnect=kill` cancels the command when this client goes; the
 default, `keep`, lets it run to its end. Files are owned by `user` (default: the sandbox's). Text in
@@ -145,8 +161,23 @@ class OpStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: str  # "running", "done", "lost"
     command: str = ""
     started: float = 0.0
+    interactive: bool = False  # its standard input is fed by clients
+    terminal: bool = False
+    stdin_total: int = (
+        0  # while it runs: bytes of its input that were taken, of its output that came
+    )
+    stdout_total: int = 0
+    stderr_total: int = 0
+    holder: str | None = None  # who has its terminal
     result: RunResult | None = None
     error: ErrorBody | None = None
+
+
+class StdinTaken(msgspec.Struct, frozen=True):
+    """How far a command's standard input has come, and whether more may follow."""
+
+    offset: int
+    open: bool
 
 
 class SignalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -156,9 +187,10 @@ class SignalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StreamEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Exactly one field is set (started carries the operation id).
+    """Exactly one field but `at` is set (started carries the operation id).
 
-    Who joins a command late gets what was kept of its output first; `log` tells what was not.
+    Who joins a command late gets what was kept of its output first; `log` tells what was not. `at`
+    is where a piece of output begins in its stream, where positions were asked for.
     """
 
     started: str | None = None
@@ -168,6 +200,7 @@ class StreamEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     result: RunResult | None = None
     manifest: LayerManifest | None = None
     error: ErrorBody | None = None
+    at: int | None = None
 
 
 class ClientEvent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

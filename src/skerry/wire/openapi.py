@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from skerry.spec.command import CommandSpec, RunResult
+from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.files import FileInfo, TreeUsage
 from skerry.spec.layers import LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
@@ -36,6 +36,7 @@ from skerry.wire.http import (
     OwnerWelcome,
     SandboxPage,
     SignalBody,
+    StdinTaken,
     StreamEvent,
 )
 
@@ -172,6 +173,37 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     Route("GET", f"{_BASE}/ops", "Its commands, without results.", answer=list[OpStatus]),
     Route(
+        "POST",
+        f"{_BASE}/ops",
+        "Starts a command; answers once its program runs, or it has ended without.",
+        CommandSpec,
+        OpStatus,
+        (_OP,),
+    ),
+    Route(
+        "GET",
+        f"{_BASE}/ops/{{op}}/output",
+        "A command's output from these offsets on, with positions: what was kept, then what comes.",
+        answer=STREAM,
+        params=(
+            Param("stdout", _int(0), "offset; 0"),
+            Param("stderr", _int(0), "offset; 0"),
+            Param("pace", _FLAG, "whether a slow reader slows the command, or is cut off; 1"),
+        ),
+    ),
+    Route(
+        "POST",
+        f"{_BASE}/ops/{{op}}/stdin",
+        "Passes standard input on; what came before the offset is skipped, a gap is a conflict.",
+        BYTES,
+        StdinTaken,
+        (
+            Param("offset", _int(0), "where the bytes begin", required=True),
+            Param("eof", _FLAG, "that was all; 0"),
+        ),
+    ),
+    Route("POST", f"{_BASE}/ops/{{op}}/resize", "Sets a terminal's size.", Terminal),
+    Route(
         "GET",
         f"{_BASE}/ops/{{op}}",
         "How a command stands.",
@@ -184,7 +216,13 @@ ROUTES: Final[tuple[Route, ...]] = (
         "GET",
         f"{_BASE}/attach",
         "A command's streams both ways. First message: the command; an empty one joins.",
-        params=(_OP, _GONE),
+        params=(
+            _OP,
+            _GONE,
+            Param("who", _STRING, "what others are told about who has the terminal"),
+            Param("takeover", _FLAG, "take the terminal from who has it; 0"),
+            Param("watch", _FLAG, "only look; 0"),
+        ),
         socket=(CommandSpec, ClientEvent, StreamEvent),
     ),
     Route(

@@ -13,8 +13,8 @@ from skerry.wire import guest
 from skerry.wire.frames import WINDOW
 
 
-def known(out: int = 0, err: int = 0, *, done: bool = False, handle: int = 1):
-    return guest.KnownOperation(handle, OP_ID, done, out, err)
+def known(out: int = 0, err: int = 0, *, done: bool = False, handle: int = 1, **stdin):
+    return guest.KnownOperation(handle, OP_ID, done, out, err, **stdin)
 
 
 async def test_output_goes_on_from_the_offsets(connect):
@@ -150,12 +150,38 @@ async def test_credit_that_takes_back_bytes_at_resuming_is_a_violation(connect):
     assert isinstance(await client.lost, SandboxFailed)
 
 
-async def test_standard_input_of_a_lost_process_is_refused(connect):
-    client, agent = await connect(known())
-    running = client.attach(1, OP_ID, ListSink(), 0, 0)
+async def test_standard_input_goes_on_where_a_lost_process_left_it(connect):
+    client, agent = await connect(known(stdin_total=200_077))
+    running = client.attach(1, OP_ID, ListSink(), 0, 0, stdin=True)
     await agent.expect(guest.Attach)
-    agent.send(guest.Credit(77), 4 | 1)  # what the agent has of it, from a host that is gone
-    with pytest.raises(Conflict, match="lost with the process"):
+    assert running.stdin_sent == 200_077
+    agent.send(guest.Credit(200_000), 4 | 1)  # of which the command has not read the last ones
+    await running.write_stdin(b"next")
+    assert await agent.expect(guest.Data, 4 | 1) == guest.Data(200_077, b"next")
+    agent.send(guest.Credit(200_079), 4 | 1)
+    await running.close_stdin()
+    assert await agent.expect(guest.Eof, 4 | 1) == guest.Eof(200_081)
+    agent.done(1)
+    await running.wait()
+
+
+async def test_standard_input_that_was_ended_by_a_lost_process_stays_ended(connect):
+    client, agent = await connect(known(stdin_total=3, stdin_eof=True))
+    running = client.attach(1, OP_ID, ListSink(), 0, 0, stdin=True)
+    await agent.expect(guest.Attach)
+    agent.send(guest.Credit(3), 4 | 1)
+    await running.close_stdin()
+    with pytest.raises(Conflict, match="closed before"):
         await running.write_stdin(b"x")
     agent.done(1)
     await running.wait()
+
+
+async def test_hold_returns_once_the_agent_has_taken_it(connect):
+    client, agent = await connect()
+    holding = asyncio.ensure_future(client.hold(held=True))
+    assert await agent.expect(guest.Hold, 0) == guest.Hold(held=True)
+    ping = await agent.expect(guest.Ping, 0)
+    assert not holding.done()
+    agent.send(guest.Pong(ping.token))
+    await holding

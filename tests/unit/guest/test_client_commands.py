@@ -208,10 +208,10 @@ async def test_start_that_the_agent_refuses_raises(connect, errno, expected):
     client.start(operation(), ListSink())  # the table has forgotten it
 
 
-async def test_environment_too_large_for_a_frame_is_refused_before_sending(connect):
+async def test_environment_too_large_for_a_start_is_refused_before_sending(connect):
     client, agent = await connect()
-    with pytest.raises(InvalidRequest, match="fit"):
-        client.start(operation(env=(b"A=" + b"x" * 66_000,)), ListSink())
+    with pytest.raises(InvalidRequest, match="too many"):
+        client.start(operation(env=(b"A=" + b"x" * 2_200_000,)), ListSink())
     client.start(operation(), ListSink())
     await agent.expect(guest.Start)
 

@@ -86,10 +86,10 @@ BAD_COMMANDS: list[dict[str, Any]] = [
     {"argv": ["a\x00b"]},
     {"argv": "true"},
     {"argv": [1]},
-    {"argv": ["x" * 70_000]},
-    {"argv": ["x"] * 20_000},
-    {"shell": "x" * 70_000},
-    {"shell": "x" * 40_000, "env": {"A": "y" * 40_000}},
+    {"argv": ["x" * 2_200_000]},
+    {"argv": ["x"] * 400_000},
+    {"shell": "x" * 2_200_000},
+    {"shell": "x" * 1_300_000, "env": {"A": "y" * 1_300_000}},
     {"argv": ["a"], "env": {"A": "\x00"}},
     {"argv": ["a"], "env": {"A=": "b"}},
     {"argv": ["a"], "cwd": ""},
@@ -99,6 +99,7 @@ BAD_COMMANDS: list[dict[str, Any]] = [
     {"argv": ["a"], "timeout_s": 0},
     {"argv": ["a"], "timeout_s": 1e12},
     {"argv": ["a"], "timeout_s": "10"},
+    {"argv": ["a"], "no_output_timeout_s": 0},
     {"argv": ["a"], "output_limit": -1},
     {"argv": ["a"], "output_limit": 1 << 40},
     {"argv": ["a"], "terminal": {"rows": 0, "cols": 10}},
@@ -114,7 +115,7 @@ async def test_bad_command_is_refused_and_nothing_runs(stand, command) -> None:
     async with stand.serving() as (node, api):
         sid = await api.create()
         for way in ("run", "stream"):
-            data = msgspec.json.encode(command)
+            data = io.BytesIO(msgspec.json.encode(command))
             await refused(api, "POST", f"/v1/sandboxes/{sid}/{way}", data=data, headers=JSON)
         assert stand.world.instances[sid]._operations == 0
         assert node.admission.operations == 0

@@ -80,12 +80,13 @@ FROM_HOST = {
     "cancel",
     "attach",
     "connect",
+    "hold",
 }
 
 
 def test_golden_frames_mean_the_same_on_both_sides():
     frames = golden()
-    assert len(frames) >= 16
+    assert len(frames) >= 17
     for name, packet in frames.items():
         if name.startswith("launcher_"):
             reply = plan.decode(packet)

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skerry.errors import InvalidRequest
 from skerry.wire import guest
 from skerry.wire.fields import FieldBuilder
-from skerry.wire.frames import Frame, GuestFrame, ProtocolError, Tag, decode_frame
+from skerry.wire.frames import Frame, FrameDecoder, GuestFrame, ProtocolError, Tag, decode_frame
+from skerry.wire.starts import START_MORE_MAX, encode_start
 
 NUMBER = st.integers(0, guest.NUMBER_MAX)
 WORD = st.binary(max_size=20).filter(lambda value: 0 not in value)
@@ -28,6 +30,8 @@ STARTS = st.builds(
     cwd=st.none() | WORD,
     user=st.none() | WORD,
     timeout_ms=st.none() | NUMBER,
+    no_output_ms=st.none() | NUMBER,
+    script=st.none() | st.binary(max_size=20),
     stdin=st.booleans(),
 )
 FROM_HOST = st.one_of(
@@ -41,6 +45,8 @@ FROM_HOST = st.one_of(
     st.tuples(st.builds(guest.Credit, NUMBER), st.sampled_from([4 | 2, 4 | 3, 0x80000006])),
     st.tuples(st.builds(guest.Eof, NUMBER), st.sampled_from([4 | 1, 0x80000005])),
     st.tuples(st.just(guest.Cancel()), st.just(CONTROL_STREAM)),
+    st.tuples(st.builds(guest.More, st.binary(min_size=1, max_size=50)), st.just(CONTROL_STREAM)),
+    st.tuples(st.builds(guest.Hold, st.booleans()), st.just(0)),
     st.tuples(st.just(guest.Ack()), st.just(CONTROL_STREAM)),
     st.tuples(st.just(guest.Unlisten()), st.just(CONTROL_STREAM)),
     st.tuples(st.just(guest.Reset()), st.just(0x80000004)),
@@ -197,3 +203,23 @@ def test_start_that_is_half_is_refused(fields):
 def test_stream_ids_name_their_place():
     assert guest.place_of(guest.operation_stream(9, guest.STDERR)) == (False, 9, 3)
     assert guest.place_of(guest.forward_stream(9, guest.OUTWARD)) == (True, 9, 2)
+
+
+@pytest.mark.parametrize("size", [1, 65_400, 65_537, 400_000, 2_000_000])
+def test_start_of_any_length_comes_back_from_its_frames(size):
+    start = guest.Start(op_id=bytes(16), argv=(b"x" * size,), env=(b"A=b",))
+    frames = FrameDecoder().feed(encode_start(start, 3, 9))
+    assert {frame.stream for frame in frames} == {CONTROL_STREAM}
+    assert [frame.type for frame in frames[1:]] == [GuestFrame.MORE] * (len(frames) - 1)
+    payload = b"".join(frame.payload for frame in frames)
+    if len(frames) > 1:
+        announced = int.from_bytes(payload[5:13], "little")
+        assert (payload[0], announced) == (Tag.MORE, len(payload) - len(frames[0].payload))
+        payload = payload[13:]
+    assert guest.Start.parse(payload) == start if size < 65_536 else payload == start.payload()
+
+
+def test_start_longer_than_it_may_be_is_not_encoded():
+    start = guest.Start(op_id=bytes(16), argv=(b"x" * (START_MORE_MAX + 70_000),))
+    with pytest.raises(InvalidRequest, match="too many for one command"):
+        encode_start(start, 3, 9)

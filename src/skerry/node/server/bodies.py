@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skerry.node.server.exchange import Body
-from skerry.spec.command import CommandSpec
+from skerry.spec.command import CommandSpec, Terminal
 from skerry.spec.limits import MIB, STDIN_BYTES_MAX
 from skerry.spec.sandbox import SandboxSpec
 from skerry.wire.batch import BatchCreate, BatchDelete
@@ -27,6 +27,10 @@ class StrictCommandSpec(CommandSpec, frozen=True, kw_only=True, forbid_unknown_f
     """A CommandSpec as a client sends it."""
 
 
+class StrictTerminal(Terminal, frozen=True, forbid_unknown_fields=True):
+    """A Terminal as a client sends it."""
+
+
 class StrictBatchCreate(BatchCreate, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A BatchCreate as a client sends it."""
 
@@ -34,12 +38,13 @@ class StrictBatchCreate(BatchCreate, frozen=True, kw_only=True, forbid_unknown_f
 
 
 SANDBOX: Body[StrictSandboxSpec] = Body(StrictSandboxSpec)
-COMMAND: Body[StrictCommandSpec] = Body(StrictCommandSpec, STDIN_BYTES_MAX * 4 // 3 + MIB)
+COMMAND: Body[CommandSpec] = Body(StrictCommandSpec, STDIN_BYTES_MAX * 4 // 3 + MIB)
 BATCH_CREATE: Body[StrictBatchCreate] = Body(StrictBatchCreate)
 BATCH_DELETE: Body[BatchDelete] = Body(BatchDelete)
 CHANGE: Body[SandboxChange] = Body(SandboxChange)
 DRAIN: Body[DrainBody] = Body(DrainBody)
 SIGNAL: Body[SignalBody] = Body(SignalBody)
+TERMINAL: Body[Terminal] = Body(StrictTerminal)
 FILE_OP: Body[FileOp] = Body(FileOp)
 COMMIT: Body[CommitBody] = Body(CommitBody)
 DEBIAN: Body[DebianBody] = Body(DebianBody)

@@ -12,7 +12,7 @@ import msgspec
 from skerry.errors import InvalidRequest, OutcomeUnknown
 from skerry.node.command import check_signal
 from skerry.node.node import Node
-from skerry.node.server.bodies import COMMAND, SIGNAL
+from skerry.node.server.bodies import COMMAND, SIGNAL, TERMINAL
 from skerry.node.server.exchange import Exchange
 from skerry.node.views import View
 from skerry.spec import ids
@@ -65,15 +65,16 @@ async def run(node: Node, exchange: Exchange) -> None:
     if exchange.scope["query_string"]:
         exchange.allow("op", "on_disconnect")
     op, kill = op_of(exchange), kills(exchange)
-    spec = await exchange.body(COMMAND)
     if op is None:
         exchange.when_cut = OutcomeUnknown(
             "the node is ending; the command may go on, and has no id by which to find it"
         )
+    # The body is handed over at once: its input may be large, and nothing here may hold on to it.
     if not kill:
-        await exchange.reply(await node.operations.run(sandbox, op, spec))
+        result = await node.operations.run(sandbox, op, await exchange.body(COMMAND))
+        await exchange.reply(result)
         return
-    view = await node.operations.view(sandbox, op, spec, watch=False)
+    view = await node.operations.view(sandbox, op, await exchange.body(COMMAND), watch=False)
     async with watched(exchange, view.cancel):
         await exchange.reply(await view.result())
 
@@ -83,8 +84,7 @@ async def stream(node: Node, exchange: Exchange) -> None:
     exchange.allow("op", "on_disconnect")
     sandbox = node.sandboxes.get(exchange.path("id"))
     op, kill = op_of(exchange), kills(exchange)
-    spec = await exchange.body(COMMAND)
-    view = await node.operations.view(sandbox, op, spec)
+    view = await node.operations.view(sandbox, op, await exchange.body(COMMAND))
     with view:
         if not kill:
             await _send_all(exchange, view)
@@ -100,6 +100,48 @@ async def _send_all(exchange: Exchange, view: View) -> None:
         await exchange.write(frame(event))
     await exchange.write(frame(await view.last()))
     await exchange.close_stream()
+
+
+async def start(node: Node, exchange: Exchange) -> None:
+    """POST /v1/sandboxes/ID/ops."""
+    exchange.allow("op")
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    op = op_of(exchange)
+    status = await node.operations.start(sandbox, op, await exchange.body(COMMAND))
+    await exchange.reply(status)
+
+
+async def output(node: Node, exchange: Exchange) -> None:
+    """GET /v1/sandboxes/ID/ops/OPID/output."""
+    exchange.allow("stdout", "stderr", "pace")
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    op = ids.check_op_id(exchange.path("op"))
+    since = tuple(exchange.number(name, 0, low=0, high=1 << 62) for name in ("stdout", "stderr"))
+    paced = exchange.param("pace") is None or exchange.flag("pace")
+    view = await node.operations.view(sandbox, op, None, since=since, positions=True, paced=paced)
+    with view:
+        await _send_all(exchange, view)
+
+
+async def feed(node: Node, exchange: Exchange) -> None:
+    """POST /v1/sandboxes/ID/ops/OPID/stdin."""
+    exchange.allow("offset", "eof")
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    op = ids.check_op_id(exchange.path("op"))
+    offset = exchange.number("offset", 0, low=0, high=1 << 62)
+    eof = exchange.flag("eof")
+    if exchange.param("offset") is None:
+        raise InvalidRequest("query: say the offset at which the bytes begin")
+    taken = await node.operations.feed(sandbox, op, offset, exchange.chunks(), eof=eof)
+    await exchange.reply(taken)
+
+
+async def resize(node: Node, exchange: Exchange) -> None:
+    """POST /v1/sandboxes/ID/ops/OPID/resize."""
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    op = ids.check_op_id(exchange.path("op"))
+    await node.operations.resize(sandbox, op, await exchange.body(TERMINAL))
+    await exchange.reply({})
 
 
 async def list_all(node: Node, exchange: Exchange) -> None:

@@ -22,6 +22,7 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 BODY_BYTES_MAX = MIB  # of a body that is one message, unless its type allows more
 QUERY_FIELDS_MAX = 64
@@ -39,10 +40,10 @@ class ClientGone(Exception):
     """The client closed the connection before its request was complete."""
 
 
-class Body(Generic[T]):
+class Body(Generic[T_co]):
     """How to read one type of body: both decoders, and how large it may be."""
 
-    def __init__(self, type_: type[T], bytes_max: int = BODY_BYTES_MAX) -> None:
+    def __init__(self, type_: type[T_co], bytes_max: int = BODY_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self.json = msgspec.json.Decoder(type_)
         self.msgpack = msgspec.msgpack.Decoder(type_)

@@ -1,0 +1,100 @@
+"""Standard input that clients send to a command under way, over lost connections inside."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from skerry.errors import Conflict, SkerryError
+from skerry.guest.operation import RunningOperation
+from skerry.node.operation import Op
+from skerry.wire.http import StdinTaken
+
+
+class Feed:
+    """One writer's turn at a command's standard input (`async with`); others wait for its end."""
+
+    def __init__(self, op: Op) -> None:
+        self._op = op
+        self._running: RunningOperation | None = None
+
+    async def __aenter__(self) -> Feed:
+        await self._op.input_lock.acquire()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._op.input_lock.release()
+
+    async def position(self) -> int:
+        """Returns how many bytes were taken so far; Conflict if its input was never open."""
+        running = await self._now()
+        return running.stdin_sent if running is not None else 0
+
+    async def write(self, offset: int, data: bytes) -> None:
+        """Passes bytes on that begin at the offset; those that were taken before are skipped.
+
+        Returns when the last has left, as fast as the command reads. Raises Conflict for a gap,
+        and when nobody reads any more.
+        """
+        while True:
+            running = await self._now()
+            if running is None:
+                if not data:
+                    return
+                raise Conflict("the command has ended: it reads no more input")
+            taken = running.stdin_sent
+            if offset > taken:
+                raise Conflict(
+                    f"input at {offset}, but only {taken} bytes came before it", expected=taken
+                )
+            if offset + len(data) <= taken:
+                return
+            if not running.reads:
+                raise Conflict("the command no longer reads its standard input", expected=taken)
+            try:
+                await running.write_stdin(data[taken - offset :])
+            except SkerryError:
+                if not running.lost:
+                    raise
+                continue  # over the next connection, from where this one came to
+            if not running.ended and not running.reads:
+                raise Conflict("the command has closed its standard input")
+
+    async def end(self) -> None:
+        """Ends standard input; harmless afterwards and twice."""
+        while (running := await self._now()) is not None:
+            try:
+                await running.close_stdin()
+            except SkerryError:
+                if not running.lost:
+                    raise
+                continue
+            return
+
+    async def taken(self) -> StdinTaken:
+        """Returns how far it has come."""
+        running = await self._now()
+        if running is None:
+            return StdinTaken(0, open=False)
+        return StdinTaken(running.stdin_sent, open=running.reads)
+
+    async def _now(self) -> RunningOperation | None:
+        """Returns what drives the command, on a connection that is not lost."""
+        op = self._op
+        if not op.spec.interactive:
+            raise Conflict("the command was not started as interactive: its input is complete")
+        running = await op.begun()
+        while running is not None and running.lost and not op.done.done():
+            running = await op.begun(after=running)
+        return None if op.done.done() else running
+
+
+async def feed(op: Op, offset: int, chunks: AsyncIterator[bytes], *, eof: bool) -> StdinTaken:
+    """Passes a body on as it comes, in constant memory, and then ends the input if `eof`."""
+    async with Feed(op) as turn:
+        async for chunk in chunks:
+            await turn.write(offset, chunk)
+            offset += len(chunk)
+        if eof:
+            await turn.write(offset, b"")  # nothing was left out
+            await turn.end()
+        return await turn.taken()

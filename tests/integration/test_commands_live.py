@@ -1,0 +1,309 @@
+"""Commands in the background on a real node: handles from any client, over kills of the node."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import signal
+
+import pytest
+
+from live_node import LiveNode
+from skerry.errors import Conflict, NotFound
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def node(layer_store):
+    """A node of its own; the census after its end is part of the test."""
+    made = LiveNode(layer_store, options="lease_s = 5").start()
+    try:
+        yield made
+    finally:
+        left = made.stop()
+    assert not left
+
+
+@pytest.fixture
+async def sandbox(node_client):
+    async with await node_client.sandboxes.create() as made:
+        yield made
+
+
+async def collect(command, **options):
+    """Returns what a command wrote to stdout and stderr, and its result."""
+    out, err = bytearray(), bytearray()
+    async for event in command.output(**options):
+        out += event.stdout or b""
+        err += event.stderr or b""
+        if event.result is not None:
+            return bytes(out), bytes(err), event.result
+    raise AssertionError("no result")
+
+
+# --- handles
+
+
+async def test_handle_starts_polls_waits_and_is_found_again(live_node, sandbox):
+    """(report 23)"""
+    command = await sandbox.start("echo out; echo err >&2; sleep 0.5; exit 5")
+    assert await command.poll() is None
+    with pytest.raises(TimeoutError, match="still runs"):
+        await command.wait(timeout=0.05)
+    async with live_node.client() as other:
+        again = await (await other.sandboxes.get(sandbox.id)).command(command.op_id)
+        assert again.status.state == "running"
+        result = await again.wait()
+    assert (result.exit_code, result.stdout, result.stderr) == (5, b"out\n", b"err\n")
+    assert (await command.poll()).exit_code == 5
+    listed = await sandbox.commands()
+    assert [one.op_id for one in listed] == [command.op_id]
+    assert listed[0].status.state == "done"
+    with pytest.raises(NotFound):
+        await sandbox.command("0" * 32)
+
+
+async def test_start_error_is_there_when_start_returns(sandbox):
+    command = await sandbox.start(["no-such-program"])
+    assert command.status.state == "done"
+    assert (await command.poll()).start_error.startswith("exec: No such file")
+
+
+async def test_background_job_of_a_shell_returns_the_real_status_when_asked(sandbox):
+    """(report 23)"""
+    for status in (0, 1, 77):
+        command = await sandbox.start(f"sleep 0.05; exit {status}")
+        assert (await command.wait(timeout=20)).exit_code == status
+    gone = await sandbox.start("kill -9 $$")
+    assert (await gone.wait(timeout=20)).signal == 9
+
+
+async def test_kill_ends_every_descendant(sandbox):
+    """(report 2) (report 3)"""
+    mark = f"31{secrets.randbelow(10**6)}"
+    line = f"setsid sleep {mark} & (sleep {mark} &) ; sleep {mark} | sleep {mark}"
+    command = await sandbox.start(line)
+    for _ in range(100):
+        if (await sandbox.run(f"pgrep -fc '^sleep {mark}'")).text.strip() == "4":
+            break
+        await asyncio.sleep(0.05)
+    await command.kill()
+    result = await command.wait(timeout=20)
+    assert result.cancelled
+    assert (await sandbox.run(f"pgrep -fc '^sleep {mark}'")).text.strip() == "0"
+    await command.kill()  # harmless afterwards
+
+
+async def test_signal_reaches_the_command(sandbox):
+    command = await sandbox.start(
+        "trap 'echo got; exit 3' USR1; echo ready; while :; do sleep 0.05; done"
+    )
+    async for event in command.output():
+        if event.stdout == b"ready\n":
+            await command.signal(signal.SIGUSR1)
+    result = await command.wait(timeout=20)
+    assert (result.exit_code, result.stdout) == (3, b"ready\ngot\n")
+
+
+async def test_input_is_sent_and_closed(sandbox):
+    """(report 27)"""
+    data = os.urandom(3 << 20)
+    command = await sandbox.start("sha256sum; cat", interactive=True)
+    reading = asyncio.create_task(collect(command))
+    await command.send(data[:100])
+    for at in range(100, len(data), 777_777):
+        await command.send(data[at : at + 777_777])
+    await command.close_stdin()
+    await command.close_stdin()
+    out, _, result = await reading
+    assert out.split()[0].decode() == hashlib.sha256(data).hexdigest()
+    assert result.exit_code == 0
+    with pytest.raises(Conflict, match="ended"):
+        await command.send(b"late")
+
+
+async def test_closed_pipe_is_reported_to_who_sends(sandbox):
+    """(report 27)"""
+    command = await sandbox.start("exec <&-; sleep 30", interactive=True)
+    with pytest.raises(Conflict, match="input"):
+        await command.send(bytes(5_000_000))
+    await command.kill()
+
+
+async def test_command_without_input_never_waits_for_it(sandbox):
+    """(report 4) (report 25) (report 26)"""
+    command = await sandbox.start("cat; readlink /proc/self/fd/0")
+    assert (await command.wait(timeout=20)).stdout == b"/dev/null\n"
+    waiting = await sandbox.start("cat", interactive=True, timeout=0.3)
+    result = await waiting.wait(timeout=20)
+    assert result.timed_out
+
+
+async def test_two_readers_see_the_same_live_output(sandbox):
+    """(report 17) (report 18)"""
+    command = await sandbox.start(
+        "for i in 1 2 3 4 5; do seq 20000; seq 20000 >&2; sleep 0.05; done"
+    )
+    expected = "".join(f"{n}\n" for n in range(1, 20_001)).encode() * 5
+    for out, err, result in await asyncio.gather(collect(command), collect(command)):
+        assert (out, err) == (expected, expected)
+        assert result.exit_code == 0
+
+
+async def test_output_comes_before_the_end(sandbox):
+    """(report 17)"""
+    command = await sandbox.start("echo first; cat", interactive=True)
+    async for event in command.output():
+        if event.stdout == b"first\n":  # the command waits for us: it cannot have ended
+            await command.close_stdin()
+    assert (await command.poll()).exit_code == 0
+
+
+async def test_silence_is_ended_and_told_from_a_timeout(sandbox):
+    """(report 22)"""
+    quiet = await sandbox.run("echo x; sleep 60", no_output_timeout=0.3, timeout=50)
+    assert (quiet.timed_out, quiet.no_output, quiet.stdout) == (True, True, b"x\n")
+    slow = await sandbox.run("sleep 60", no_output_timeout=50, timeout=0.3)
+    assert (slow.timed_out, slow.no_output) == (True, False)
+    busy = await sandbox.run(
+        "for i in 1 2 3 4 5 6; do echo $i; sleep 0.2; done", no_output_timeout=0.8
+    )
+    assert busy.exit_code == 0
+
+
+async def test_reader_that_stands_still_does_not_delay_a_cancel(live_node, sandbox):
+    command = await sandbox.start("exec head -c 50000000 /dev/zero")
+    reader, writer = await asyncio.open_unix_connection(
+        live_node.url.removeprefix("unix://"), limit=1024
+    )
+    path = f"/v1/sandboxes/{sandbox.id}/ops/{command.op_id}/output"
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: node\r\n\r\n".encode())
+    await reader.readexactly(20)  # and then nothing more is read
+    for _ in range(100):
+        before = (await command.refresh()).stdout_total
+        await asyncio.sleep(0.1)
+        if before and (await command.refresh()).stdout_total == before:
+            break
+    assert command.status.state == "running"
+    await command.kill()
+    assert (await command.wait(timeout=20)).cancelled
+    writer.close()
+
+
+# --- kills of the node
+
+
+async def test_node_dies_in_the_middle_of_inline_input(node):
+    data = os.urandom(20 << 20)
+    async with node.client() as client:
+        sandbox = await client.sandboxes.create()
+        op = secrets.token_hex(16)
+        running = asyncio.create_task(
+            sandbox.run("sleep 0.3; sha256sum; echo done", stdin=data, op_id=op)
+        )
+        for pause in (0.15, 0.3, 0.1):
+            await asyncio.sleep(pause)
+            node.kill()
+            node.start()
+        result = await running
+        assert result.text.split() == [hashlib.sha256(data).hexdigest(), "-", "done"]
+        await sandbox.destroy()
+
+
+async def test_node_dies_in_the_middle_of_sent_input(node):
+    pieces = [os.urandom(300_000) for _ in range(12)]
+    async with node.client() as client:
+        sandbox = await client.sandboxes.create()
+        command = await sandbox.start("sha256sum; wc -c < /dev/null", interactive=True)
+        for index, piece in enumerate(pieces):
+            sending = asyncio.create_task(command.send(piece))
+            if index in (3, 7):
+                await asyncio.sleep(0.002)
+                node.kill()
+                node.start()
+            await sending
+        await command.close_stdin()
+        result = await command.wait(timeout=30)
+        assert result.text.split()[0] == hashlib.sha256(b"".join(pieces)).hexdigest()
+        await sandbox.destroy()
+
+
+async def test_node_dies_in_the_middle_of_output_and_the_reader_goes_on(node):
+    """(report 62)"""
+    line = (
+        "i=0; while [ $i -lt 60 ]; do seq $((i*500)) $((i*500+499)); i=$((i+1)); sleep 0.05; done"
+    )
+    expected = "".join(f"{n}\n" for n in range(30_000)).encode()
+    async with node.client() as client:
+        sandbox = await client.sandboxes.create()
+        command = await sandbox.start(line)
+        reading = asyncio.create_task(collect(command))
+        for _ in range(3):
+            await asyncio.sleep(0.5)
+            node.kill()
+            node.start()
+        out, _, result = await reading
+        assert out == expected
+        assert result.exit_code == 0
+    async with node.client() as other:  # the same from another client, long after its end
+        again = await (await other.sandboxes.get(sandbox.id)).command(command.op_id)
+        assert (await again.wait()).stdout == expected
+        assert (await collect(again))[0] == expected
+        await (await other.sandboxes.get(sandbox.id)).destroy()
+
+
+async def test_handle_works_after_client_and_node_have_gone(node):
+    """(report 62)"""
+    async with node.client() as client:
+        sandbox = await client.sandboxes.create(detached=True)
+        command = await sandbox.start("read line; echo got $line", interactive=True)
+    node.kill()
+    node.start()
+    async with node.client() as client:
+        again = await (await client.sandboxes.get(sandbox.id)).command(command.op_id)
+        assert again.status.state == "running"
+        await again.send("hello\n")
+        assert (await again.wait(timeout=20)).stdout == b"got hello\n"
+        await (await client.sandboxes.get(sandbox.id)).destroy()
+
+
+# --- many at once
+
+
+async def test_two_hundred_commands_at_once_from_one_client(sandbox):
+    """(report 69)"""
+    commands = [asyncio.create_task(sandbox.run("sleep 0.5; echo $$")) for _ in range(200)]
+    results = await asyncio.gather(*commands)
+    assert all(result.exit_code == 0 for result in results)
+    assert len({result.stdout for result in results}) == 200
+
+
+def test_client_is_used_from_several_loops_in_turn(live_node):
+    """(report 70)"""
+    client = live_node.client()
+
+    async def begin():
+        await client.__aenter__()
+        sandbox = await client.sandboxes.create()
+        return sandbox, await sandbox.start("cat", interactive=True)
+
+    sandbox, command = asyncio.run(begin())
+
+    async def use(n):
+        await asyncio.gather(command.send(f"{n}\n"), sandbox.run("true"))
+        return os.listdir("/proc/self/fd")
+
+    counts = [len(asyncio.run(use(n))) for n in range(12)]
+    assert max(counts[4:]) <= max(counts[:4])  # connections do not leak
+
+    async def end():
+        await command.close_stdin()
+        result = await command.wait(timeout=20)
+        await sandbox.destroy()
+        await client.__aexit__(None, None, None)
+        return result
+
+    assert asyncio.run(end()).stdout == "".join(f"{n}\n" for n in range(12)).encode()
