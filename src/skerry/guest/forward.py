@@ -20,6 +20,7 @@ from skerry.guest.channel import Channel, same_error
 from skerry.guest.inlet import Inlet
 from skerry.wire import guest
 from skerry.wire.frames import WINDOW, ProtocolError
+from skerry.wire.places import place_of
 
 CONNECTIONS_MAX: Final = 1024  # a channel; more are reset at once
 CONNECTS_MAX: Final = 256  # of them, those that the host asked for
@@ -239,7 +240,7 @@ class Forwards:
 
         One for a connection that is not known any more was under way when the host reset it.
         """
-        number = guest.place_of(stream).number
+        number = place_of(stream).number
         connection = self._connections.get(number)
         if isinstance(message, guest.Opened):
             self._open(number, message)
