@@ -10,6 +10,7 @@ from skerry.errors import InvalidRequest
 from skerry.wire import guest
 from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import Frame, FrameDecoder, GuestFrame, ProtocolError, Tag, decode_frame
+from skerry.wire.places import place_of
 from skerry.wire.starts import START_MORE_MAX, encode_start
 
 NUMBER = st.integers(0, guest.NUMBER_MAX)
@@ -201,8 +202,8 @@ def test_start_that_is_half_is_refused(fields):
 
 
 def test_stream_ids_name_their_place():
-    assert guest.place_of(guest.operation_stream(9, guest.STDERR)) == (False, 9, 3)
-    assert guest.place_of(guest.forward_stream(9, guest.OUTWARD)) == (True, 9, 2)
+    assert place_of(guest.operation_stream(9, guest.STDERR)) == (False, 9, 3)
+    assert place_of(guest.forward_stream(9, guest.OUTWARD)) == (True, 9, 2)
 
 
 @pytest.mark.parametrize("size", [1, 65_400, 65_537, 400_000, 2_000_000])
