@@ -45,9 +45,17 @@ class _Packer:
         self._notes = notes
         self._links: dict[tuple[int, int], str] = {}
 
-    def add(self, info: tarfile.TarInfo, kind: bytes, mode: int, mtime: float = 0) -> None:
+    def add(self, info: tarfile.TarInfo, kind: bytes, mode: int, mtime_ns: int = 0) -> None:
         """Puts a header into the buffer."""
-        info.type, info.mode, info.mtime = kind, mode, mtime
+        info.type, info.mode = kind, mode
+        seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
+        if seconds >= 0 and not nanoseconds:
+            info.mtime = seconds
+        elif seconds >= 0:
+            info.pax_headers = {**info.pax_headers, "mtime": f"{seconds}.{nanoseconds:09}"}
+        else:  # before 1970 the fraction counts away from it
+            text = f"-{-mtime_ns // 1_000_000_000}.{-mtime_ns % 1_000_000_000:09}"
+            info.pax_headers = {**info.pax_headers, "mtime": text}
         self.buffer += info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
     def below(self, root: int, prefix: str) -> Iterator[bytes]:
@@ -84,7 +92,7 @@ class _Packer:
     def _add(self, name: str, kind: bytes, status: os.stat_result, link: str = "") -> None:
         info = tarfile.TarInfo(name)
         info.linkname = link
-        self.add(info, kind, stat.S_IMODE(status.st_mode), status.st_mtime)
+        self.add(info, kind, stat.S_IMODE(status.st_mode), status.st_mtime_ns)
 
     def _member(self, fd: int, name: str, path: str, status: os.stat_result) -> Iterator[bytes]:
         if stat.S_ISLNK(status.st_mode):
@@ -111,7 +119,7 @@ class _Packer:
             else:
                 info = tarfile.TarInfo(path)
                 info.size = status.st_size
-                self.add(info, tarfile.REGTYPE, stat.S_IMODE(status.st_mode), status.st_mtime)
+                self.add(info, tarfile.REGTYPE, stat.S_IMODE(status.st_mode), status.st_mtime_ns)
                 yield from self._content(file, [(0, status.st_size)])
             now = os.fstat(file)
             if (now.st_mtime_ns, now.st_size) != (status.st_mtime_ns, status.st_size):
@@ -131,7 +139,7 @@ class _Packer:
             "GNU.sparse.name": path,
             "GNU.sparse.realsize": str(status.st_size),
         }
-        self.add(info, tarfile.REGTYPE, stat.S_IMODE(status.st_mode), status.st_mtime)
+        self.add(info, tarfile.REGTYPE, stat.S_IMODE(status.st_mode), status.st_mtime_ns)
         self.buffer += text
         yield from self._content(file, pieces)
 

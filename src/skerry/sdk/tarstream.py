@@ -34,7 +34,7 @@ class Member(msgspec.Struct, kw_only=True):
     kind: bytes
     mode: int
     size: int
-    mtime: float
+    mtime_ns: int
     link: str
     real_size: int | None = None
     comment: str = ""
@@ -130,7 +130,7 @@ def _header(block: bytes) -> Member:
         kind=kind,
         mode=info.mode,
         size=info.size,
-        mtime=float(info.mtime),
+        mtime_ns=int(info.mtime) * 1_000_000_000,
         link=info.linkname,
     )
 
@@ -149,6 +149,12 @@ def _pax(body: bytes) -> Iterator[tuple[bytes, bytes]]:
         at = end
 
 
+def _nanoseconds(text: bytes) -> int:
+    whole, _, part = text.lstrip(b"-").partition(b".")
+    found = int(whole) * 1_000_000_000 + int(part[:9].ljust(9, b"0"))
+    return -found if text.startswith(b"-") else found
+
+
 def _apply(member: Member, records: dict[bytes, bytes]) -> None:
     if not records:
         return
@@ -163,7 +169,7 @@ def _apply(member: Member, records: dict[bytes, bytes]) -> None:
         if b"size" in records:
             member.size = int(records[b"size"])
         if b"mtime" in records:
-            member.mtime = float(records[b"mtime"])
+            member.mtime_ns = _nanoseconds(records[b"mtime"])
         if any(key.startswith(b"GNU.sparse.") for key in records):
             version = records.get(b"GNU.sparse.major"), records.get(b"GNU.sparse.minor")
             if version != (b"1", b"0"):

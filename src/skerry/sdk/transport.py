@@ -221,12 +221,25 @@ class Transport:
         answer: type[T],
         params: Query = None,
     ) -> T:
-        """Sends a body piece by piece and returns the decoded answer."""
+        """Sends a body piece by piece and returns the decoded answer.
+
+        What `chunks` raises ends the transfer, and is raised here as it is.
+        """
+        failed: list[Exception] = []
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            try:
+                async for chunk in chunks:
+                    yield chunk
+            except Exception as error:
+                failed.append(error)
+                raise
+
         try:
             async with self.session().request(
                 method,
                 self._address(path, params),
-                data=chunks,
+                data=body(),
                 headers=self.headers("application/octet-stream"),
             ) as response:
                 raw = await response.read()
@@ -234,6 +247,8 @@ class Transport:
                     raise error_of(raw, response.status, self.where)
                 return msgspec.msgpack.decode(raw, type=answer)
         except (aiohttp.ClientError, OSError) as error:
+            if failed:
+                raise failed[0] from None
             raise Unavailable(f"the transfer to {self.where} broke off: {error}") from error
 
     async def receive(

@@ -9,7 +9,6 @@ replaced, never written through.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from skerry.sdk.tarstream import Member, Readable, TarStream, damaged
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_TIME_MAX = 1 << 40
+_TIME_NS_MAX = 1 << 63
 
 
 class Unpacked:
@@ -64,7 +63,7 @@ class _Tree:
         self._root = root
         self._last: list[str] = []
         self._place = os.dup(root)
-        self._directories: list[tuple[list[str], int, float]] = []
+        self._directories: list[tuple[list[str], int, int]] = []
 
     def close(self) -> None:
         os.close(self._place)
@@ -78,7 +77,7 @@ class _Tree:
             return  # the tree itself keeps what it has
         if member.kind == b"5":
             self._enter(parts, make=True)
-            self._directories.append((parts, member.mode & 0o777, member.mtime))
+            self._directories.append((parts, member.mode & 0o777, member.mtime_ns))
             return
         if member.kind == b"6":
             self.done.notes.append(f"skipped {member.name} (a FIFO)")
@@ -105,10 +104,10 @@ class _Tree:
 
         Last, and children first: a directory closed to its owner must still be filled.
         """
-        for parts, mode, mtime in reversed(self._directories):
+        for parts, mode, mtime_ns in reversed(self._directories):
             with _directory(self._root, parts) as place:
                 os.fchmod(place, mode)
-                _set_time(place, mtime)
+                _set_time(place, mtime_ns)
 
     def _enter(self, parts: list[str], *, make: bool) -> int:
         if parts != self._last:
@@ -126,7 +125,7 @@ class _Tree:
                 for data in self.tar.chunks():
                     write_all(fd, data)
             os.fchmod(fd, member.mode & 0o777)
-            _set_time(fd, member.mtime)
+            _set_time(fd, member.mtime_ns)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=place)  # no half file stays
@@ -161,9 +160,9 @@ def write_pieces(fd: int, pieces: holes.Pieces, size: int, read: holes.Reader) -
             left -= len(data)
 
 
-def _set_time(fd: int, mtime: float) -> None:
-    if math.isfinite(mtime) and abs(mtime) < _TIME_MAX:
-        os.utime(fd, (mtime, mtime))
+def _set_time(fd: int, mtime_ns: int) -> None:
+    if abs(mtime_ns) < _TIME_NS_MAX:
+        os.utime(fd, ns=(mtime_ns, mtime_ns))
 
 
 @contextlib.contextmanager
