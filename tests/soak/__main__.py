@@ -129,7 +129,8 @@ class Soak:
         self._until = begin + seconds
         for worker in self.workers:
             await worker.begin(seconds)
-        await self.faults.run(self._until - 1.0, kill_node=killing)
+        only = tuple(self.options.only.split(",")) if self.options.only else ()
+        await self.faults.run(self._until - 1.0, kill_node=killing, only=only)
         try:
             async with asyncio.timeout(DRAIN_S):
                 for worker in self.workers:
@@ -203,6 +204,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None, help="of what is done and injected")
     parser.add_argument("--clients", type=int, default=3, help="processes")
     parser.add_argument("--workers", type=int, default=4, help="scenarios at once in each")
+    parser.add_argument("--only", default="", help="faults to inject, with commas; all if empty")
     options = parser.parse_args(arguments)
     if options.seed is None:
         options.seed = secrets.randbelow(1 << 31)
@@ -228,6 +230,8 @@ def main() -> int:
         log = soak.host.node.tail()
         print(log, flush=True)
     finally:
+        if soak.judge.violations:
+            print(f"the node's log is kept: {soak.host.keep_log()}", flush=True)
         left = soak.host.close()
         soak.judge.violations += [f"left at the end: {line}" for line in left]
     bad = soak.figures.summary(soak.judge)

@@ -56,9 +56,8 @@ class Teller:
                 result = await work
         except SkerryError as error:
             code = "untyped" if isinstance(error, Bug) else error.code
-            self.say(
-                k="op", n=kind, s=begin, e=time.monotonic(), x=code, own=own, m=error.message[:300]
-            )
+            said = f"{error.message[:300]} {error.fields}"[:500]
+            self.say(k="op", n=kind, s=begin, e=time.monotonic(), x=code, own=own, m=said)
             raise Stopped from error
         except TimeoutError as error:
             if not bound.expired():

@@ -38,9 +38,10 @@ class Faults:
             "both": (self._both, 1.5),
         }
 
-    async def run(self, until: float, *, kill_node: bool) -> None:
-        """Injects until then; afterwards nothing is broken any more."""
+    async def run(self, until: float, *, kill_node: bool, only: tuple[str, ...] = ()) -> None:
+        """Injects until then (`only` these, if any); afterwards nothing is broken any more."""
         names = [name for name in self._table if kill_node or name not in {"node", "both"}]
+        names = [name for name in names if not only or name in only] or ["cut"]
         weights = [self._table[name][1] for name in names]
         while True:
             pause = self._chance.uniform(*PAUSE_S)

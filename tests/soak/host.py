@@ -81,6 +81,15 @@ class Host:
         self.node = LiveNode(options=f"lease_s = {LEASE_S}", below=self.disk.root)
         self._mounts = 0
 
+    def keep_log(self) -> str:
+        """Copies the logs of node and launcher to where they outlive the run."""
+        kept = f"/var/tmp/skerry-soak-{os.getpid()}.log"
+        with open(kept, "wb") as file:
+            for part in (self.node.log, f"{self.node.run}/container/spawn.log"):
+                if os.path.exists(part):
+                    file.write(Path(part).read_bytes())
+        return kept
+
     def close(self) -> list[str]:
         """Stops the node; returns what the full census finds left."""
         self.disk.free()
