@@ -12,11 +12,12 @@ import logging
 import sys
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType
 from typing import Final
+
+from skerry.node.metrics import Histogram
 
 log = logging.getLogger("skerry.node")
 
@@ -30,7 +31,7 @@ BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 class LoopWatch:
     """The lag of one loop. Read from the loop only; the thread writes `slow` and nothing else.
 
-    `beats` counts heartbeats by lag, one count for each bound of BOUNDS_S and one beyond.
+    `beats` counts heartbeats by lag in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -43,8 +44,7 @@ class LoopWatch:
         self._warned = float("-inf")
         self.last_s = 0.0
         self.worst_s = 0.0
-        self.total_s = 0.0
-        self.beats = [0] * (len(BOUNDS_S) + 1)
+        self.beats = Histogram(BOUNDS_S)
         self.slow: str | None = None  # file:line of what last held the loop up
 
     def lag(self) -> float:
@@ -58,8 +58,6 @@ class LoopWatch:
         return {
             "loop_lag_seconds": round(self.lag(), 6),
             "loop_lag_seconds_max": round(self.worst_s, 6),
-            "loop_lag_seconds_sum": round(self.total_s, 6),
-            "loop_beats_total": sum(self.beats),
         }
 
     def beat(self) -> None:
@@ -69,8 +67,7 @@ class LoopWatch:
         self._due = now + BEAT_S
         self.last_s = lag
         self.worst_s = max(self.worst_s, lag)
-        self.total_s += lag
-        self.beats[bisect_left(BOUNDS_S, lag)] += 1
+        self.beats.add(lag)
         if lag >= WARN_S and now - self._warned >= WARN_EVERY_S:
             self._warned = now
             log.warning("the event loop was %.1f s late, held up at %s", lag, self.slow or "?")

@@ -162,6 +162,7 @@ def page(
     sandboxes: Iterable[Sandbox],
     refused: Mapping[str, int],
     gauges: Mapping[str, float],
+    histograms: Mapping[str, Histogram],
     backends: Mapping[str, object],
     version: str,
 ) -> str:
@@ -174,6 +175,8 @@ def page(
     out += _family("skerry_refusals_total", "counter", "Requests refused, by the limit.",
                    _by("limit", limits))  # fmt: skip
     out += metrics.lines()
+    for name, histogram in histograms.items():
+        out += [*_head(f"skerry_{name}", "histogram", ""), *histogram.lines(f"skerry_{name}")]
     for name, value in {**gauges, **process_gauges()}.items():
         clean = f"skerry_{_NAME.sub('_', name)}"
         kind = "counter" if name.endswith("_total") else "gauge"

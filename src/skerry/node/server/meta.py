@@ -51,6 +51,7 @@ async def metrics(node: Node, exchange: Exchange) -> None:
         sandboxes=node.sandboxes,
         refused=node.admission.refused,
         gauges=node.gauges(),
+        histograms={"loop_beats_seconds": node.loop_watch.beats},
         backends=node.backends,
         version=node.version,
     )
