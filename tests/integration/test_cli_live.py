@@ -364,3 +364,41 @@ def test_a_stopped_node_leaves_its_sandboxes_to_the_next(cli: Cli, kept: str) ->
     assert b"live on" in cli("up", "--stop").stderr
     cli("up")
     assert cli("exec", kept, "--", "cat", "/root/file").stdout == b"kept\n"
+
+
+def test_a_shell_is_left_and_joined_again_and_the_terminal_is_restored(cli: Cli, kept: str) -> None:
+    import termios
+
+    shell = Terminal(cli, "shell", kept)
+    before = termios.tcgetattr(shell.fd)
+    shell.expect(rb"[#$] ")
+    shell.type(b"here=$((40 + 2)); echo at-$here\n")
+    shell.expect(rb"at-42")
+    shell.type(b"\x1dd")
+    shell.expect(rb"skerry attach \S+ ([0-9a-f]+)")
+    assert termios.tcgetattr(shell.fd)[3] == before[3]
+    assert shell.status() == 0
+    op = cli("ps", kept, "--json").stdout
+    op_id = json.loads(op)["op_id"]
+    again = Terminal(cli, "attach", kept, op_id[:8])
+    again.expect(rb"at-42")
+    again.type(b"echo back-$((here + 1))\n")
+    again.expect(rb"back-43")
+    other = Terminal(cli, "attach", kept, op_id[:8], "--takeover")
+    again.expect(rb"taken over by")
+    assert again.status() == 0
+    other.type(b"exit 6\n")
+    assert other.status() == 6
+    assert [item["id"] for item in cli.sandboxes()] == [kept]
+
+
+def test_a_command_in_the_background_is_listed_followed_and_killed(cli: Cli, kept: str) -> None:
+    line = "echo begun; while :; do sleep 0.1; done"
+    op = cli("exec", "-d", kept, "--", "sh", "-c", line).stdout.decode().strip()
+    assert op in cli("ps", kept, "--json").stdout.decode()
+    follower = Terminal(cli, "logs", "-f", kept, op)
+    follower.expect(rb"begun")  # it has not ended, and is shown
+    cli("kill", kept, op[:10])
+    assert follower.status() == 0
+    assert cli("ps", kept, "--json").stdout == b""
+    assert cli("exec", kept, "--no-output-timeout", "300ms", "--", "sleep", "50", status=124)

@@ -9,12 +9,12 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
+from skerry.cli.ops import find
 from skerry.cli.options import complete_sandbox
 from skerry.cli.words import age
-from skerry.errors import NotFound
 
 if TYPE_CHECKING:
-    from skerry.aio import RunResult, Sandbox
+    from skerry.aio import CommandHandle, RunResult, Sandbox
     from skerry.wire.http import OpStatus
 
 WAIT_S = 30.0  # a follower asks again after this long
@@ -24,7 +24,7 @@ POLL_S = 0.5  # and looks for new commands this often
 @click.command(cls=SkerryCommand)
 @click.argument("sandbox_id", metavar="ID", shell_complete=complete_sandbox)
 @click.argument("op", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Wait for running commands, and for new ones.")
+@click.option("-f", "--follow", is_flag=True, help="Show running commands live, and new ones.")
 @click.pass_obj
 def logs(app: App, /, *, sandbox_id: str, op: str | None, follow: bool) -> None:
     """Show a sandbox's commands and their recorded output.
@@ -45,11 +45,11 @@ def logs(app: App, /, *, sandbox_id: str, op: str | None, follow: bool) -> None:
 
 
 async def _one(app: App, sandbox: Sandbox, op: str, *, follow: bool) -> None:
-    matches = [item.op_id for item in await sandbox.ops() if item.op_id.startswith(op)]
-    if len(matches) != 1:
-        what = "is no operation" if not matches else f"begins {len(matches)} operations"
-        raise NotFound(f"{op!r} {what} of {sandbox.id}", hint=f"see `skerry logs {sandbox.id}`")
-    status = await _ended(sandbox, matches[0]) if follow else await sandbox.op(matches[0])
+    command = await find(sandbox, op)
+    if follow and not app.as_json:
+        await _show_live(command)
+        return
+    status = await _ended(sandbox, command.op_id) if follow else command.status
     if app.as_json:
         app.emit(status)
     elif status.error is not None:
@@ -57,7 +57,21 @@ async def _one(app: App, sandbox: Sandbox, op: str, *, follow: bool) -> None:
     elif status.result is not None:
         _show_output(status.result)
     else:
-        app.note(f"it still runs, since {age(time.time() - status.started)}; -f waits for its end")
+        app.note(f"it still runs, since {age(time.time() - status.started)}; -f shows it live")
+
+
+async def _show_live(command: CommandHandle) -> None:
+    """Shows a command's output as it comes; we slow nobody: what we cannot keep up with is left out."""
+    from skerry.cli.run import close
+    from skerry.cli.stdio import Output
+
+    output = Output()
+    events = command.output(pace=False)
+    try:
+        async for event in events:
+            await output.show(event)
+    finally:
+        await close(events)
 
 
 async def _ended(sandbox: Sandbox, op_id: str) -> OpStatus:
@@ -75,6 +89,10 @@ async def _all(app: App, sandbox: Sandbox, *, follow: bool) -> None:
         for item in await sandbox.ops():
             if item.op_id not in shown:
                 shown.add(item.op_id)
+                if follow and not app.as_json:
+                    _show_head(app, item)
+                    await _show_live(await sandbox.command(item.op_id))
+                    continue
                 status = await (_ended(sandbox, item.op_id) if follow else sandbox.op(item.op_id))
                 if app.as_json:
                     app.emit(status)
@@ -87,8 +105,12 @@ async def _all(app: App, sandbox: Sandbox, *, follow: bool) -> None:
         app.note("no commands yet")
 
 
-def _show_operation(app: App, status: OpStatus) -> None:
+def _show_head(app: App, status: OpStatus) -> None:
     app.line(click.style(f"# {status.op_id}  {_outcome(status)}  {status.command}", dim=True))
+
+
+def _show_operation(app: App, status: OpStatus) -> None:
+    _show_head(app, status)
     if status.result is not None:
         _show_output(status.result)
 
@@ -97,6 +119,8 @@ def _outcome(status: OpStatus) -> str:
     result = status.result
     if status.error is not None:
         return f"lost: {status.error.message}"
+    if result is None and status.state != "running":
+        return status.state
     if result is None:
         return f"running for {age(time.time() - status.started)}"
     took = f"{max(0.0, result.ended - result.started):.2f} s"

@@ -101,6 +101,12 @@ def command_options(function: F) -> F:
                 metavar="TIME",
                 help="End it after this long (90, 10m); status 124.",
             ),
+            click.option(
+                "--no-output-timeout",
+                type=seconds,
+                metavar="TIME",
+                help="End it after this long without output; status 124.",
+            ),
         )
     ):
         function = option(function)

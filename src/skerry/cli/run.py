@@ -19,11 +19,13 @@ from skerry.cli.options import (
     image_name,
     sandbox_options,
 )
-from skerry.errors import InvalidRequest
+from skerry.cli.terminal import DETACH_KEYS, DetachKeys, join
+from skerry.errors import InvalidRequest, SkerryError
 
 if TYPE_CHECKING:
     from skerry.aio import Client, RunResult, Sandbox
 
+KILL_WITHIN_S = 5.0
 TERM = "xterm-256color"  # what the guest's terminal is unless --env TERM=... says otherwise
 
 
@@ -38,22 +40,35 @@ class Command:
     user: str | None = None
     cwd: str | None = None
     timeout: float | None = None
+    no_output_timeout: float | None = None
+    detach_keys: str = DETACH_KEYS
 
     def keywords(self) -> dict[str, Any]:
         """Returns the SDK's keyword arguments."""
         env = dict(self.env or {})
         if self.tty:
             env.setdefault("TERM", TERM)
-        return {"env": env, "user": self.user, "cwd": self.cwd, "timeout": self.timeout}
+        return {
+            "env": env,
+            "user": self.user,
+            "cwd": self.cwd,
+            "timeout": self.timeout,
+            "no_output_timeout": self.no_output_timeout,
+        }
 
 
-async def run_in(app: App, sandbox: Sandbox, command: Command) -> RunResult:
-    """Runs the command with our streams as its own; leaving early ends it inside."""
+async def run_in(app: App, sandbox: Sandbox, command: Command) -> RunResult | None:
+    """Runs the command with our streams as its own; leaving early ends it inside.
+
+    None if it is a terminal's, and was left with the keys for that.
+    """
     from skerry.cli import stdio
 
     terminal = stdio.terminal_size() if command.tty else None
+    if command.interactive and command.tty:
+        return await _run_terminal(app, sandbox, command)
     if command.interactive:
-        return await _run_live(app, sandbox, command)
+        return await _run_live(sandbox, command)
     output = stdio.Output()
     events = sandbox.stream(list(command.argv), terminal=terminal, **command.keywords())
     try:
@@ -73,26 +88,40 @@ async def close(events: AsyncIterator[Any]) -> None:
         await aclose()
 
 
-async def _run_live(app: App, sandbox: Sandbox, command: Command) -> RunResult:
+async def _run_live(sandbox: Sandbox, command: Command) -> RunResult:
     from skerry.cli import stdio
 
-    terminal = stdio.terminal_size() if command.tty else None
-    output = stdio.Output()
-    async with contextlib.AsyncExitStack() as stack:
-        live = await stack.enter_async_context(
-            sandbox.attach(list(command.argv), terminal=terminal, **command.keywords())
-        )
-        if command.tty:
-            stack.enter_context(stdio.raw_terminal(app))
-            stack.enter_context(stdio.following_size(live))
-        feeder = asyncio.create_task(stdio.feed(live, tty=command.tty))
-        # It fails only with the connection, which the loop below reports.
-        stack.callback(feeder.cancel)
-        async for event in live:
-            await output.show(event)
-            if event.result is not None:
-                return event.result
-    raise AssertionError("a command ends with its result or an error")
+    async with sandbox.attach(list(command.argv), **command.keywords()) as live:
+        feeder = asyncio.create_task(stdio.feed(live))
+        try:
+            return await stdio.show_all(live)
+        finally:
+            feeder.cancel()  # it fails only with the connection, which was reported
+
+
+async def _run_terminal(app: App, sandbox: Sandbox, command: Command) -> RunResult | None:
+    from skerry.cli import stdio
+    from skerry.cli.ops import say_left
+
+    keys = DetachKeys(command.detach_keys)
+    started = await sandbox.start(
+        list(command.argv),
+        terminal=stdio.terminal_size(),
+        interactive=True,
+        **command.keywords(),
+    )
+    if started.status.result is not None:
+        return started.status.result
+    try:
+        result = await join(app, started, keys=keys)
+    except BaseException:
+        with contextlib.suppress(SkerryError, TimeoutError):
+            async with asyncio.timeout(KILL_WITHIN_S):
+                await started.kill()
+        raise
+    if result is None:
+        say_left(app, sandbox.id, started)
+    return result
 
 
 async def run_for_json(app: App, sandbox: Sandbox, command: Command) -> RunResult:
@@ -114,13 +143,33 @@ async def finish(app: App, sandbox: Sandbox, command: Command) -> int:
     from skerry.cli.stdio import status_of
 
     if app.as_json:
-        result = await run_for_json(app, sandbox, command)
-        return status_of(result, lambda _: None)
+        return status_of(await run_for_json(app, sandbox, command), lambda _: None)
     result = await run_in(app, sandbox, command)
+    if result is None:  # left with the keys for that
+        return 0
     status = status_of(result, app.warn)
     if result.start_error and " " in command.argv[0]:
         app.note("  to run a shell line, write: -- sh -c 'LINE'")
     return status
+
+
+async def detached(app: App, sandbox: Sandbox, command: Command) -> int:
+    """Starts the command in the background and prints its id; the status says whether it started."""
+    from skerry.cli import stdio
+
+    started = await sandbox.start(
+        list(command.argv),
+        terminal=stdio.terminal_size() if command.tty else None,
+        interactive=command.interactive,
+        **command.keywords(),
+    )
+    if app.as_json:
+        app.emit(started.status)
+    else:
+        app.line(started.op_id)
+    result = started.status.result
+    failed = result is not None and result.start_error is not None
+    return stdio.status_of(result, app.warn) if failed and result is not None else 0
 
 
 @contextlib.asynccontextmanager
@@ -160,6 +209,7 @@ def run(
     user: str | None,
     workdir: str | None,
     timeout: float | None,
+    no_output_timeout: float | None,
     labels: tuple[tuple[str, str], ...],
     **limits: Any,
 ) -> int:
@@ -174,7 +224,13 @@ def run(
     tar c . | skerry run -i debian:12 -- tar t
     """  # noqa: D301 - \b tells click to keep the lines
     check_terminal(app, tty)
-    wanted = Command(argv=argv_of(command), interactive=interactive, tty=tty, timeout=timeout)
+    wanted = Command(
+        argv=argv_of(command),
+        interactive=interactive,
+        tty=tty,
+        timeout=timeout,
+        no_output_timeout=no_output_timeout,
+    )
     spec: dict[str, Any] = {**limits, "image": image_name(image)}
     spec |= {"env": dict(env), "labels": dict(labels)}
     spec |= {name: value for name, value in (("user", user), ("workdir", workdir)) if value}
@@ -192,6 +248,9 @@ def run(
 @click.argument("sandbox_id", metavar="ID", shell_complete=complete_sandbox)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @command_options
+@click.option(
+    "-d", "--detach", is_flag=True, help="Start it, print its id, and let it run without us."
+)
 @click.pass_obj
 def exec_(
     app: App,
@@ -205,8 +264,14 @@ def exec_(
     user: str | None,
     workdir: str | None,
     timeout: float | None,
+    no_output_timeout: float | None,
+    detach: bool,
 ) -> int:
-    """Run a command in a live sandbox. The exit status is as in `skerry run`."""
+    """Run a command in a live sandbox. The exit status is as in `skerry run`.
+
+    With -d it runs in the background: `skerry ps`, `logs -f`, `attach` and `kill` take the id that is
+    printed. With -i too, its input waits for who attaches.
+    """
     check_terminal(app, tty)
     wanted = Command(
         argv=argv_of(command),
@@ -216,10 +281,12 @@ def exec_(
         user=user,
         cwd=workdir,
         timeout=timeout,
+        no_output_timeout=no_output_timeout,
     )
 
     async def work() -> int:
         async with app.client() as client:
-            return await finish(app, await client.sandboxes.get(sandbox_id), wanted)
+            sandbox = await client.sandboxes.get(sandbox_id)
+            return await (detached if detach else finish)(app, sandbox, wanted)
 
     return app.wait_for(work)

@@ -10,6 +10,7 @@ from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
 from skerry.cli.options import complete_sandbox, image_name, pair, sandbox_options
 from skerry.cli.run import Command, check_terminal, finish, new_sandbox
+from skerry.cli.terminal import DETACH_KEYS
 from skerry.errors import InvalidRequest
 
 # bash where the image has it; a failed exec would end a shell, so it is looked up first.
@@ -25,6 +26,9 @@ LOGIN = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -
 )
 @click.option("-u", "--user", metavar="USER", help="User inside: name, uid or uid:gid.")
 @click.option("-w", "--workdir", metavar="DIR", help="Directory inside.")
+@click.option(
+    "--detach-keys", default=DETACH_KEYS, show_default=True, metavar="KEYS", help="What leaves it."
+)
 @click.pass_obj
 def shell(
     app: App,
@@ -35,18 +39,27 @@ def shell(
     env: tuple[tuple[str, str], ...],
     user: str | None,
     workdir: str | None,
+    detach_keys: str,
     labels: tuple[tuple[str, str], ...],
     **limits: Any,
 ) -> int:
     """Open a terminal in a live sandbox, or with --image in a new one.
 
-    Every key goes to the shell inside, Ctrl-C too; `exit` or Ctrl-D leaves. The exit status is the
-    shell's.
+    Every key goes to the shell inside, Ctrl-C too; `exit` or Ctrl-D ends it. The exit status is the
+    shell's. In a live sandbox, the detach keys leave it running: `skerry attach` comes back to it.
     """
     check_terminal(app, tty=True)
     if (sandbox_id is None) == (image is None):
         raise InvalidRequest("give a sandbox's id, or --image for a new one")
-    wanted = Command(argv=LOGIN, interactive=True, tty=True, env=dict(env), user=user, cwd=workdir)
+    wanted = Command(
+        argv=LOGIN,
+        interactive=True,
+        tty=True,
+        env=dict(env),
+        user=user,
+        cwd=workdir,
+        detach_keys=detach_keys,
+    )
 
     async def work() -> int:
         async with app.client() as client:

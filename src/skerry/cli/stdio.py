@@ -20,6 +20,7 @@ from skerry.cli.loop import Lane
 
 if TYPE_CHECKING:
     from skerry.aio import LiveCommand, RunResult, Terminal
+    from skerry.cli.terminal import DetachKeys
     from skerry.wire.http import StreamEvent
 
 CHUNK = 64 * 1024
@@ -73,10 +74,27 @@ async def stdin_chunks(lane: Lane) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def feed(live: LiveCommand, *, tty: bool = False) -> None:
-    """Sends standard input to the command, to its end; a terminal is told that by Ctrl-D."""
+async def show_all(live: LiveCommand) -> RunResult:
+    """Writes what comes to our own streams; returns the result at the end."""
+    output = Output()
+    async for event in live:
+        await output.show(event)
+        if event.result is not None:
+            return event.result
+    raise AssertionError("a command ends with its result or an error")
+
+
+async def feed(live: LiveCommand, *, tty: bool = False, keys: DetachKeys | None = None) -> None:
+    """Sends standard input to the command, to its end; a terminal is told that by Ctrl-D.
+
+    On a terminal, `keys` are looked for, and end it at once.
+    """
     async for chunk in stdin_chunks(Lane()):
-        await live.send(chunk)
+        passed = keys.passed(chunk) if keys is not None and tty else chunk
+        if passed:
+            await live.send(passed)
+        if keys is not None and keys.seen.is_set():
+            return
     while tty:  # a Ctrl-D is lost on a shell that is between two modes: the end stays the end
         await live.send(END_OF_TRANSMISSION)
         await asyncio.sleep(END_AGAIN_S)
@@ -140,7 +158,8 @@ def status_of(result: RunResult, warn: Callable[[str], None]) -> int:
         missing = result.start_errno == errno.ENOENT and result.start_error.startswith("exec")
         return NOT_FOUND if missing else NOT_STARTED
     if result.timed_out:
-        warn(f"timed out after {result.ended - result.started:.1f} s")
+        why = "without output for too long, ended" if result.no_output else "timed out"
+        warn(f"{why} after {result.ended - result.started:.1f} s")
         return TIMED_OUT
     if result.oom_killed:
         warn("killed: it ran out of its memory limit (--memory raises it)")

@@ -106,6 +106,39 @@ class FakeLive:
         yield StreamEvent(result=self.result)
 
 
+class FakeHandle:
+    """A command in the background, as it was laid out."""
+
+    def __init__(self, client: FakeClient, status: OpStatus) -> None:
+        self.client = client
+        self.op_id = status.op_id
+        self.status = status
+
+    @contextlib.asynccontextmanager
+    async def attach(self, **keywords: Any) -> AsyncIterator[FakeLive]:
+        self.client.calls.append(("attach", self.op_id, keywords))
+        if self.client.failure is not None:
+            raise self.client.failure
+        self.client.live = FakeLive(self.client.result)
+        yield self.client.live
+
+    async def output(self, **keywords: Any) -> AsyncIterator[StreamEvent]:
+        self.client.calls.append(("output", self.op_id, keywords))
+        for event in self.client.events:
+            yield event
+        yield StreamEvent(result=self.client.result)
+
+    async def signal(self, number: int) -> None:
+        self.client.calls.append(("signal", self.op_id, number))
+
+    async def kill(self) -> None:
+        self.client.calls.append(("kill", self.op_id))
+
+    async def wait(self) -> RunResult:
+        self.client.calls.append(("wait", self.op_id))
+        return self.client.result
+
+
 class FakeSandbox:
     def __init__(self, client: FakeClient, of: SandboxInfo) -> None:
         self.client = client
@@ -138,6 +171,21 @@ class FakeSandbox:
         self.client.commands.append((self.id, command, keywords))
         self.client.live = FakeLive(self.client.result)
         yield self.client.live
+
+    async def start(self, command: Any, **keywords: Any) -> FakeHandle:
+        self.client.commands.append((self.id, command, keywords))
+        result = self.client.result if self.client.result.start_error else None
+        status = OpStatus(
+            op_id="c" * 32,
+            state="running" if result is None else "done",
+            interactive=keywords["interactive"],
+            terminal=keywords["terminal"] is not None,
+            result=result,
+        )
+        return FakeHandle(self.client, status)
+
+    async def command(self, op_id: str) -> FakeHandle:
+        return FakeHandle(self.client, self.client.operations[op_id])
 
     async def ops(self) -> list[OpStatus]:
         return list(self.client.operations.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from skerry.errors import Conflict, InvalidRequest, SkerryError
 from skerry.node.command import check_signal, check_terminal
@@ -34,6 +35,7 @@ class Attached:
         self._op = op
         self._holder: Holder | None = None
         self._taken_by: str | None = None
+        self._resize: Callable[[], None] = lambda: None  # to our size, while that is due
         self.watches = socket.query.flag("watch")
 
     def hold(self) -> None:
@@ -79,10 +81,12 @@ class Attached:
         running.resize(size.rows, size.cols + 1 if size.cols < 65_535 else size.cols - 1)
 
         def resize() -> None:
+            self._resize = lambda: None
             if not running.lost:
                 running.resize(size.rows, size.cols)
 
-        self._node.timers.after(REDRAW_S, resize)
+        self._resize = resize
+        self._node.timers.after(REDRAW_S, lambda: self._resize())
 
     async def read(self) -> None:
         """Obeys the client until it is gone, then closes the view."""
@@ -106,6 +110,7 @@ class Attached:
         running = await self.view.running()
         if running is None or self._op is None or self._taken_by is not None:
             return
+        self._resize()  # nothing that is typed meets the other size
         if event.stdin is not None:
             await self._type(event.stdin)
         elif event.eof:
