@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from skerry.errors import Conflict, InvalidRequest, SkerryError
+from skerry.guest.operation import RunningOperation
 from skerry.node.command import check_signal, check_terminal
 from skerry.node.feeding import Feed
 from skerry.node.node import Node
@@ -35,7 +35,7 @@ class Attached:
         self._op = op
         self._holder: Holder | None = None
         self._taken_by: str | None = None
-        self._resize: Callable[[], None] = lambda: None  # to our size, while that is due
+        self._due: tuple[RunningOperation, Terminal] | None = None  # our size, not yet set
         self.watches = socket.query.flag("watch")
 
     def hold(self) -> None:
@@ -80,13 +80,14 @@ class Attached:
         # The kernel tells programs of a change only; so there is one, whatever the size was.
         running.resize(size.rows, size.cols + 1 if size.cols < 65_535 else size.cols - 1)
 
-        def resize() -> None:
-            self._resize = lambda: None
-            if not running.lost:
-                running.resize(size.rows, size.cols)
+        self._due = (running, size)
+        self._node.timers.after(REDRAW_S, self._settle_size)
 
-        self._resize = resize
-        self._node.timers.after(REDRAW_S, lambda: self._resize())
+    def _settle_size(self) -> None:
+        """Sets our size, where that is due; idempotent."""
+        due, self._due = self._due, None
+        if due is not None and not due[0].lost:
+            due[0].resize(due[1].rows, due[1].cols)
 
     async def read(self) -> None:
         """Obeys the client until it is gone, then closes the view."""
@@ -110,7 +111,7 @@ class Attached:
         running = await self.view.running()
         if running is None or self._op is None or self._taken_by is not None:
             return
-        self._resize()  # nothing that is typed meets the other size
+        self._settle_size()  # nothing that is typed meets the other size
         if event.stdin is not None:
             await self._type(event.stdin)
         elif event.eof:
