@@ -193,6 +193,32 @@ async def test_kills_at_any_moment_of_create_and_destroy(node):
         assert os.listdir(f"{node.run}/container/i") == []
 
 
+@pytest.mark.parametrize("also", ["node", "launcher"])
+async def test_stopped_sandbox_leaves_the_next_user_of_its_slot_alone(node, also):
+    """Its record outlives it, and names a slot that by then is another's."""
+    async with node.client() as client:
+        stopped = [await client.sandboxes.create() for _ in range(4)]
+        for sandbox in stopped:
+            await sandbox.run("echo over")
+            await sandbox.stop()
+        live = [await client.sandboxes.create() for _ in range(8)]  # in the same slots, and more
+        running = [asyncio.create_task(one.run("sleep 2; echo done")) for one in live]
+        await asyncio.sleep(0.3)
+        for _ in range(2):
+            if also == "launcher":
+                kill_launcher(node)
+            node.kill()
+            await asyncio.to_thread(node.start)
+        results = await asyncio.gather(*running)
+        assert [result.text for result in results] == ["done\n"] * len(live)
+        assert {(await one.info()).state for one in stopped} == {"stopped"}
+        # Nor does the slot come to be in the pool twice.
+        more = await client.sandboxes.create_many(8)
+        everything = [*live, *more]
+        assert [(await one.run("echo here")).text for one in everything] == ["here\n"] * 16
+        await client.sandboxes.destroy_many([*stopped, *everything])
+
+
 CLIENT = """
 import asyncio, sys
 from skerry.sdk.client import connect

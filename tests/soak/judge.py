@@ -48,6 +48,9 @@ def fits(kind: str, code: str, faults: set[str]) -> bool:
         )
     if code == "storage_failed":
         return "disk" in faults and kind in STORED
+    if code == "outcome_unknown":
+        # The end of a sandbox that could not be recorded, and then nobody who remembered it.
+        return "disk" in faults and bool(faults & {"node", "both"}) and kind in STORED
     if code == "file_refused":
         return "disk" in faults and kind in {"file", "tree"}
     return False

@@ -64,6 +64,25 @@ async def timeouts(client: Client) -> None:
         client.expect(left.stdout == b"0\n", f"after a timeout sleeps run: {left}", begin)
 
 
+async def handles(client: Client) -> None:
+    """A command in the background reads what is sent over every fault, once and in order."""
+    begin = time.monotonic()
+    async with client.sandbox() as sandbox:
+        op_id = f"{client.chance.getrandbits(128):032x}"
+        line = 'while read -r line; do echo "<$line>"; done; echo end >&2; exit 3'
+        handle = await client.tell.op("start", sandbox.start(line, interactive=True, op_id=op_id))
+        sent = []
+        for _ in range(client.chance.randint(1, 12)):
+            sent.append(client.nonce())
+            await client.tell.op("send", handle.send(f"{sent[-1]}\n"))
+            await asyncio.sleep(client.chance.uniform(0, 0.3))
+        await client.tell.op("send", handle.close_stdin())
+        result = await client.tell.op("status", handle.wait(60.0))
+        right = "".join(f"<{nonce}>\n" for nonce in sent).encode()
+        got = (result.exit_code, result.stdout, result.stderr)
+        client.expect(got == (3, right, b"end\n"), f"fed {sent}, it gave {result}", begin)
+
+
 async def cancels(client: Client) -> None:
     """A task that is cancelled here ends the command inside."""
     begin = time.monotonic()
@@ -283,6 +302,7 @@ SCENARIOS: dict[str, tuple[Scenario, float]] = {
     "commands": (commands, 6.0),
     "timeouts": (timeouts, 1.0),
     "cancels": (cancels, 1.0),
+    "handles": (handles, 1.5),
     "files": (files, 2.0),
     "streams": (streams, 1.0),
     "batch": (batch, 1.5),

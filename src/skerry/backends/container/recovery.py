@@ -41,6 +41,9 @@ async def recover(parts: Parts, record: Record) -> ContainerInstance | None:
     known = parts.instances.get(facts.instance)
     if known is not None:
         return known
+    if not is_alive(parts, facts) and facts.instance not in parts.unclaimed:
+        await _forget_dead(parts, facts)
+        return None
     slot = parts.slots.reserve(facts.slot, best_effort=facts.limits.best_effort)
     slot.limits, slot.base = None, facts.base  # whoever has it next writes all limits
     instance = ContainerInstance(parts, facts, slot)
@@ -68,6 +71,16 @@ async def recover(parts: Parts, record: Record) -> ContainerInstance | None:
         return instance
     await instance.destroy()
     return None
+
+
+async def _forget_dead(parts: Parts, facts: Facts) -> None:
+    """Removes what bears the name of an instance that neither runs nor is known to the launcher.
+
+    Its slot is left alone: it may long be another's, who is recovered in the same moment. If it is
+    nobody's, `sweep` drops it. No process of a dead one is left: they end with the first of them.
+    """
+    await parts.remains.drop_uppers((facts.instance,))
+    parts.remains.unlink_socket(facts.instance)
 
 
 async def restore(parts: Parts, launcher: Launcher, status: plan.StatusReply) -> None:
