@@ -31,6 +31,10 @@ JITTER = (0.8, 1.25)
 DRAINING_RETRY_S = 30.0
 
 
+class ClientLeft(Unavailable):
+    """Whoever asked does not wait any more; another who asked for the same may go on."""
+
+
 class Wait:
     """One create in a queue. Done with None when its turn has come, or with why it never will."""
 
@@ -72,8 +76,7 @@ class Admission:
         self.holders = Holders()
         self.operations = 0
         self.creating = 0
-        self.closing = False  # the node is ending: nobody comes in any more
-        self.draining = False  # no new sandboxes; commands in those that live go on
+        self._shut: Callable[[], Unavailable] | None = None
         self.refused: Counter[str] = Counter()  # by limit
         self.shortages = Shortages(limits, clock.monotonic, host, pressure, lag)
         self.admitted = Rate(clock.monotonic)
@@ -90,6 +93,27 @@ class Admission:
     def sandboxes(self) -> int:
         """How many were admitted and have not ended."""
         return len(self.claims)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the node is ending: nobody comes in any more, and nothing is begun."""
+        return self._shut is _ending
+
+    @closing.setter
+    def closing(self, on: bool) -> None:
+        self._shut = _ending if on else None
+        self._let_in()
+
+    @property
+    def draining(self) -> bool:
+        """Whether no new sandboxes are taken; commands in those that live go on."""
+        return self._shut is _draining
+
+    @draining.setter
+    def draining(self, on: bool) -> None:
+        if not self.closing:
+            self._shut = _draining if on else None
+            self._let_in()
 
     @property
     def waiting(self) -> int:
@@ -137,10 +161,8 @@ class Admission:
             self._dequeue(self._room, wait)
 
     def _check_open(self) -> None:
-        if self.closing:
-            raise _ending()
-        if self.draining:
-            raise _draining()
+        if self._shut is not None:
+            raise self._shut()
 
     def count(self, claim: Claim) -> None:
         """Counts it in without asking: it is there already."""
@@ -174,6 +196,11 @@ class Admission:
             wait = head.item
             if wait.done.done():  # it has left, and is about to say so itself
                 self._room.remove(head)
+                continue
+            if self._shut is not None:
+                self._room.remove(head)
+                wait.ticket = None
+                wait.leave(self._shut())
                 continue
             if self.shortages.find(self.claims, wait.claim) is not None:
                 return
@@ -328,6 +355,7 @@ class Admission:
     def gauges(self) -> dict[str, float]:
         """Returns counts and readings for whoever exports them."""
         shortages = self.shortages
+        shortages.look()
         return {
             "sandboxes": self.sandboxes,
             "sandboxes_max": self.limits.sandboxes_max,
@@ -368,7 +396,7 @@ async def _wait(wait: Wait, gone: Gone | None) -> None:
     async def watch() -> None:
         await gone()
         wait.leave(
-            Unavailable("the client that asked went away while this waited", retry_after_s=0.1)
+            ClientLeft("the client that asked went away while this waited", retry_after_s=0.1)
         )
 
     watcher = asyncio.create_task(watch())

@@ -156,7 +156,8 @@ class Batches:
         except asyncio.CancelledError:
             raise  # the node is ending: what was made is found by its key, or goes with its owner
         except BaseException:
-            if batch.body.all_or_nothing or not batch.keyed or batch.stop is None:
+            whole = batch.body.all_or_nothing or not batch.keyed or batch.stop is None
+            if whole and not any(other.stop is None for other in self._same(batch)):
                 await self._undo(list(batch.made.values()))
             raise
         finally:
@@ -165,10 +166,17 @@ class Batches:
 
     async def _after_the_same(self, batch: Batch) -> None:
         """Waits for an earlier try of the same batch that is being given up."""
-        key = batch.body.spec.key
-        for other in tuple(self._running):
-            if other is not batch and key is not None and other.body.spec.key == key and other.stop:
+        for other in self._same(batch):
+            if other.stop is not None:
                 await other.finished.wait()
+
+    def _same(self, batch: Batch) -> list[Batch]:
+        """Returns other requests for the same batch: what they made is this one's too."""
+        key = batch.body.spec.key
+        if key is None:
+            return []
+        same = [other for other in self._running if other.body.spec.key == key]
+        return [other for other in same if other is not batch]
 
     async def _make(self, batch: Batch, reserved: list[str] | None, tell: Tell) -> None:
         if reserved is None and batch.body.wait_s <= 0 and not self._found(batch):
@@ -258,10 +266,11 @@ class Batches:
 
     async def undo(self, key: str, keep: Sequence[str]) -> BatchResult:
         """Ends the batch of that key and destroys its members but for those to keep."""
-        for batch in tuple(self._running):
-            if batch.body.spec.key == key:
-                batch.end(Unavailable("the batch was undone", retry_after_s=0.1))
-                await batch.finished.wait()
+        running = [batch for batch in self._running if batch.body.spec.key == key]
+        for batch in running:
+            batch.end(Unavailable("the batch was undone", retry_after_s=0.1))
+        for batch in running:
+            await batch.finished.wait()
         kept = frozenset(keep)
         prefix = f"{key}/"
         found = [

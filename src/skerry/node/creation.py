@@ -11,7 +11,7 @@ from skerry.backends.api import Backend, CreateRequest
 from skerry.errors import Conflict, InvalidRequest, SandboxFailed, SkerryError
 from skerry.lifecycle.table import Event
 from skerry.node import ledger
-from skerry.node.admission import Gone
+from skerry.node.admission import ClientLeft, Gone
 from skerry.node.holders import JOB_LABEL, Holder
 from skerry.node.parts import Parts
 from skerry.node.sandbox import Sandbox
@@ -58,10 +58,8 @@ class Creation:
         Unavailable; then nothing is left.
         """
         _check(spec)
-        if spec.key is not None:
-            known = await self._known(spec.key)
-            if known is not None:
-                return await self._join(known, spec)
+        if spec.key is not None and (known := await self._joined(spec, spec.key)) is not None:
+            return known
         backend = self._backends.get(spec.backend)
         if backend is None:
             names = ", ".join(sorted(self._backends))
@@ -81,6 +79,7 @@ class Creation:
             if sandbox.waits is not None:
                 await admission.until_admitted(sandbox.waits, gone)
                 sandbox.waits = None
+                monotonic = self._clock.monotonic()  # waiting for room is no part of making
             async with admission.place(claim, priority=spec.priority, bounded=bounded, gone=gone):
                 _check_wanted(sandbox)
                 plan, sandbox.digests = await self._images.plan(spec)
@@ -92,6 +91,15 @@ class Creation:
             raise
         self._created(sandbox)
         return sandbox
+
+    async def _joined(self, spec: SandboxSpec, key: str) -> Sandbox | None:
+        """Returns what the key names once it runs; None if it is this request's to make."""
+        while (known := await self._known(key)) is not None:
+            try:
+                return await self._join(known, spec)
+            except ClientLeft:
+                continue  # it waited for somebody who has gone
+        return None
 
     async def _known(self, key: str) -> Sandbox | None:
         """Returns what the key names; one that is being deleted is waited for, and named no more."""

@@ -320,6 +320,24 @@ async def test_memory_that_comes_back_lets_in_who_waits(world, manual) -> None:
     assert len(node.door._timers) == 0
 
 
+@pytest.mark.parametrize("word", ["draining", "closing"])
+async def test_node_that_drains_or_ends_sends_away_who_waits(world, word) -> None:
+    node = world(sandboxes_max=1)
+    first = node.admit()
+    tasks = [asyncio.create_task(node.door.until_admitted(node.wait())) for _ in range(3)]
+    await settle(3)
+    setattr(node.door, word, True)
+    for task in tasks:
+        with pytest.raises(Unavailable) as caught:
+            await task
+        assert caught.value.fields["retry_after_s"] > 0
+    node.door.release(first)
+    with pytest.raises(Unavailable):
+        node.door.ask(node.claim())
+    setattr(node.door, word, False)
+    node.admit()
+
+
 async def test_client_that_goes_away_leaves_the_queue(world) -> None:
     node = world(sandboxes_max=1)
     first = node.admit()

@@ -174,6 +174,30 @@ async def test_repeat_of_a_group_that_is_being_undone_makes_it_anew(stand) -> No
         assert {item["info"]["state"] for item in items} == {"running"}
 
 
+async def test_request_that_repeats_a_group_keeps_what_the_lost_one_made(stand) -> None:
+    limits = Limits(creates_in_flight_max=2, **FREE)
+    async with stand.serving(limits=limits) as (node, api):
+        stand.backend.knobs.slow_create_s = 0.01
+        body = {"spec": {"key": "g"}, "count": 20, "all_or_nothing": True}
+        first = asyncio.create_task(api.call("POST", "/v1/sandboxes/batch", body))
+        await until(lambda: stand.world.created >= 3)
+        second = asyncio.create_task(api.call("POST", "/v1/sandboxes/batch", body))
+        await until(lambda: len(node.batches) == 2)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        items = (await second)["items"]
+        assert {item["info"]["id"] for item in items} == {one.id for one in node.sandboxes}
+        assert len(items) == len(node.sandboxes) == node.admission.sandboxes == 20
+
+
+async def test_batch_with_a_wrong_query_takes_no_place(stand) -> None:
+    async with stand.serving(limits=Limits(batches_max=1, **FREE)) as (_, api):
+        body = {"spec": {}, "count": 1}
+        for query in ("stream=perhaps", "streams=1"):
+            await api.call("POST", f"/v1/sandboxes/batch?{query}", body, status=422)
+        await api.call("POST", "/v1/sandboxes/batch", body)
+
+
 async def test_two_groups_that_do_not_fit_together_do_not_ruin_each_other(stand) -> None:
     async with stand.serving(limits=Limits(sandboxes_max=10, **FREE)) as (node, _):
         stand.backend.knobs.slow_create_s = 0.01
@@ -353,6 +377,30 @@ async def test_client_that_stops_waiting_leaves_the_queue_and_no_sandbox(stand) 
         assert len(node.sandboxes) == 1
         await first.destroy()
         assert nothing_left(stand, node)
+
+
+async def test_second_request_of_a_key_goes_on_when_the_first_stops_waiting(stand) -> None:
+    async with stand.alive(limits=Limits(sandboxes_max=1, **FREE)) as node:
+        first = await node.lives.create(SandboxSpec())
+        left = asyncio.Event()
+
+        async def gone() -> None:
+            await left.wait()
+
+        spec = SandboxSpec(key="k")
+        tasks = [
+            asyncio.create_task(node.lives.create(spec, wait_s=60, gone=gone)),
+            asyncio.create_task(node.lives.create(spec, wait_s=60)),
+        ]
+        await settle()
+        left.set()
+        await settle()
+        assert not tasks[1].done()
+        await node.lives.delete(first)
+        made = await tasks[1]
+        with pytest.raises(Unavailable, match="went away"):
+            await tasks[0]
+        await node.lives.delete(made)
 
 
 async def test_sandbox_that_is_deleted_while_it_waits_is_never_made(stand) -> None:

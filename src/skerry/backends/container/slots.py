@@ -275,7 +275,13 @@ class SlotPool:
             number = self._next
             self._next += 1
         else:
-            raise Overloaded("all slots are in use", limit=f"slots: {SLOTS_MAX}", retry_after_s=5.0)
+            raise Overloaded(
+                f"slots: {SLOTS_MAX} of {SLOTS_MAX} are in use",
+                limit="slots",
+                used=SLOTS_MAX,
+                maximum=SLOTS_MAX,
+                retry_after_s=5.0,
+            )
         self._taken.add(number)
         return number
 

@@ -40,9 +40,10 @@ async def create_batch(node: Node, exchange: Exchange) -> None:
     """POST /v1/sandboxes/batch."""
     exchange.allow("stream")
     body = await exchange.body(BATCH_CREATE)
+    stream = exchange.flag("stream")
     batch = node.batches.open(body, owner=exchange.header(_OWNER), tenant=exchange.tenant)
     async with watched(exchange, batch.leave):
-        if exchange.flag("stream"):
+        if stream:
             await _stream_batch(node, exchange, batch)
         else:
             await exchange.reply(await node.batches.collect(batch))
