@@ -61,6 +61,7 @@ from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.batch import BatchItem
 from skerry.wire.http import Health, OpStatus, StreamEvent
+from skerry.wire.network import NetworkView
 
 '''
 TAIL = '''

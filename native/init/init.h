@@ -35,7 +35,7 @@ enum {
 	HANDLE_MAX = (1 << 29) - 1,
 	HOST_CONN = 1 << 28, /* set in the number of a forwarded connection that the host chose */
 	LISTENERS_MAX = 16,
-	PER_LISTENER = 64,
+	PER_LISTENER = 256,
 	CONNECTS_MAX = 256, /* forwarded connections that the host asked for, at once */
 	START_MORE_MAX = 1 << 21, /* of a START's fields, in MORE frames behind it */
 	FD_RESERVE = 32, /* descriptors that only accept may use: a host must always get in */

@@ -21,6 +21,7 @@ COMMANDS = {
     "ps": ("skerry.cli.ops:ps", "List the commands that run in a sandbox."),
     "attach": ("skerry.cli.ops:attach", "Join a command that runs."),
     "kill": ("skerry.cli.ops:kill", "End a command with all its processes, or signal them."),
+    "network": ("skerry.cli.network:network", "Show or change what a sandbox may reach."),
     "ls": ("skerry.cli.sandboxes:ls", "List sandboxes."),
     "inspect": ("skerry.cli.sandboxes:inspect", "Show all that is known of sandboxes."),
     "logs": ("skerry.cli.logs:logs", "Show a sandbox's commands and their recorded output."),

@@ -109,12 +109,18 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     import msgspec
 
     from skerry.density.pressure import Marks
+    from skerry.network.services import NetworkConfig, Service
     from skerry.node.config import Limits, NodeConfig
     from skerry.node.registry import DIRECTORY
 
     refuse_unknown(content, NodeConfig, "")
     refuse_unknown(content.get("limits", {}), Limits, "limits.")
     refuse_unknown(content.get("pressure", {}), Marks, "pressure.")
+    network = content.get("network", {})
+    refuse_unknown(network, NetworkConfig, "network.")
+    services = network.get("services", {})
+    for word in services if isinstance(services, dict) else ():
+        refuse_unknown(services[word], Service, f"network.services.{word}.")
     values: dict[str, Any] = {
         "state_dir": settings.state,
         "run_dir": settings.run,

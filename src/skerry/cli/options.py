@@ -40,6 +40,16 @@ def seconds(text: str) -> float:
     return value
 
 
+def entries(text: str) -> tuple[str, ...]:
+    """Returns the entries of a list with commas, each checked as far as one can here."""
+    from skerry.spec.network import parse_entry
+
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    for word in words:
+        parse_entry(word)
+    return words
+
+
 def complete_sandbox(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Completes the ids of sandboxes."""
 
@@ -141,6 +151,13 @@ def sandbox_options(function: F) -> F:
             click.option("--memory", default="1GiB", show_default=True, metavar="SIZE"),
             click.option("--pids", type=int, default=512, show_default=True, help="Processes."),
             click.option("--disk", metavar="SIZE", help="What it may write [no limit of its own]."),
+            click.option(
+                "--network",
+                multiple=True,
+                type=entries,
+                metavar="ENTRY[,ENTRY...]",
+                help="What it may reach: pypi, example.org, *.example.org:8443 [nothing].",
+            ),
             click.option(
                 "--label", "labels", type=pair, multiple=True, metavar="NAME=VALUE", help="Label."
             ),

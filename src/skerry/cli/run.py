@@ -211,6 +211,7 @@ def run(
     timeout: float | None,
     no_output_timeout: float | None,
     labels: tuple[tuple[str, str], ...],
+    network: tuple[tuple[str, ...], ...],
     **limits: Any,
 ) -> int:
     """Run one command in a new sandbox, which is then removed.
@@ -232,7 +233,7 @@ def run(
         no_output_timeout=no_output_timeout,
     )
     spec: dict[str, Any] = {**limits, "image": image_name(image)}
-    spec |= {"env": dict(env), "labels": dict(labels)}
+    spec |= {"env": dict(env), "labels": dict(labels), "network": sum(network, ())}
     spec |= {name: value for name, value in (("user", user), ("workdir", workdir)) if value}
 
     async def work() -> int:

@@ -41,6 +41,7 @@ def shell(
     workdir: str | None,
     detach_keys: str,
     labels: tuple[tuple[str, str], ...],
+    network: tuple[tuple[str, ...], ...],
     **limits: Any,
 ) -> int:
     """Open a terminal in a live sandbox, or with --image in a new one.
@@ -66,6 +67,7 @@ def shell(
             if sandbox_id is not None:
                 return await finish(app, await client.sandboxes.get(sandbox_id), wanted)
             spec = {**limits, "image": image_name(image or ""), "labels": dict(labels)}
+            spec["network"] = sum(network, ())
             async with new_sandbox(client, **spec) as sandbox:
                 return await finish(app, sandbox, wanted)
 

@@ -21,6 +21,7 @@ from skerry.node.identity import Identity, claim
 from skerry.node.images import Images, Library
 from skerry.node.ledger import Ledger
 from skerry.node.loopwatch import LoopWatch
+from skerry.node.network import Networks
 from skerry.node.node import Node
 from skerry.node.outputs import Outputs
 from skerry.node.owners import Owners
@@ -42,11 +43,12 @@ def build_node(
     backends: Mapping[str, Backend] | None = None,
     library: Library | None = None,
     host: Callable[[], Readings] | None = None,
+    networks: Networks | None = None,
 ) -> Node:
     """Returns a node that holds the lock of its state directory.
 
-    Tests give a clock, backends and a library of their own. Raises Conflict if another daemon has
-    the state directory, StorageFailed if it cannot be used.
+    Tests give parts of their own. Raises Conflict if another daemon has the state directory,
+    StorageFailed if it cannot be used.
     """
     config.check()
     limits = config.limits
@@ -56,11 +58,7 @@ def build_node(
     identity = claim(config.state_dir, config.socket_path)
     try:
         nodes.enter(config.registry_dir, identity.name, config)
-        journal = Journal.open(
-            os.path.join(config.state_dir, "journal"), now_ns=lambda: int(clock.wall() * 1e9)
-        )
-        for problem in journal.problems:
-            log.warning("journal: %s", problem)
+        journal = _journal(config, clock)
         found = backends if backends is not None else _backends(config, identity)
         library = library or _library(config)
     except BaseException:
@@ -78,6 +76,7 @@ def build_node(
             tasks=Tasks(),
             timers=timers,
             ledger=Ledger(journal),
+            networks=networks or Networks(config.network, clock),
             outputs=Outputs(os.path.join(config.state_dir, "spool")),
             results=Results(limits.results_memory_bytes_max),
             admission=Admission(
@@ -104,6 +103,14 @@ def build_node(
             version=_version(),
         )
     )
+
+
+def _journal(config: NodeConfig, clock: Clock) -> Journal:
+    path = os.path.join(config.state_dir, "journal")
+    journal = Journal.open(path, now_ns=lambda: int(clock.wall() * 1e9))
+    for problem in journal.problems:
+        log.warning("journal: %s", problem)
+    return journal
 
 
 def _version() -> str:

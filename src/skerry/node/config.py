@@ -9,6 +9,7 @@ from typing import Any
 from skerry.density.idle import IdleMarks
 from skerry.density.pressure import Marks
 from skerry.errors import InvalidRequest
+from skerry.network.services import NetworkConfig
 from skerry.spec.limits import GIB, MIB, parse_bytes
 
 
@@ -63,6 +64,7 @@ class NodeConfig:
     weights: dict[str, float] = field(default_factory=dict)
     idle_reclaim: IdleMarks = field(default_factory=IdleMarks)
     zram: str | None = None  # size of compressed swap that the node makes; None: none
+    network: NetworkConfig = field(default_factory=NetworkConfig)  # what sandboxes may be allowed
     embedded: bool = False  # ends with its last owner (decision 21)
     keep_on_exit: bool = True  # instances outlive an orderly end, to be adopted
     # How long a node may be gone before what is not detached ends without it. None: for an embedded
@@ -103,6 +105,7 @@ class NodeConfig:
                 raise InvalidRequest("tcp: needs tokens: who reaches the port owns the node")
         if any(len(token) < 16 or not token.isascii() for token in self.tokens):
             raise InvalidRequest("tokens: at least 16 ASCII characters each")
+        self.network.check()
         if self.limits.disk_free_min_bytes > 1024 * GIB:
             raise InvalidRequest("limits.disk_free_min_bytes is out of bounds")
         for name in ("creates_in_flight_max", "connections_max", "batches_max"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from skerry.errors import InvalidRequest
 from skerry.lifecycle import table
 from skerry.lifecycle.table import Event
@@ -19,6 +21,7 @@ class Control:
     def __init__(self, parts: Parts, lives: Lives) -> None:
         self._clock = parts.clock
         self._ledger = parts.ledger
+        self._networks = parts.networks
         self._lives = lives
 
     async def pause(self, sandbox: Sandbox) -> None:
@@ -75,6 +78,22 @@ class Control:
             sandbox.asked = sandbox.spec
         sandbox.spec = spec
         self._lives.deadlines.arm_again(sandbox)
+
+    async def set_network(self, sandbox: Sandbox, entries: tuple[str, ...]) -> None:
+        """Gives it another network policy, on record and in force when this returns.
+
+        Connections that it no longer allows are cut. Raises InvalidRequest for an entry that is
+        none or unknown, Conflict if the proxy's port is taken inside, StorageFailed.
+        """
+        await self._networks.check(entries)
+        await self._made(sandbox)
+        link = await self._lives.ensure_running(sandbox)
+        spec = msgspec.structs.replace(sandbox.spec, network=entries)
+        self._ledger.append(sandbox.id, ledger.Changed(spec))
+        if sandbox.asked is None:
+            sandbox.asked = sandbox.spec
+        sandbox.spec = spec
+        await self._networks.change(sandbox, link, entries)
 
     async def _made(self, sandbox: Sandbox) -> None:
         while sandbox.state is State.CREATING and not sandbox.gone:

@@ -38,6 +38,7 @@ class Creation:
         self._images = parts.images
         self._backends = parts.backends
         self._owners = parts.owners
+        self._networks = parts.networks
 
     async def create(
         self,
@@ -58,6 +59,7 @@ class Creation:
         Unavailable; then nothing is left.
         """
         _check(spec)
+        await self._networks.check(spec.network)
         if spec.key is not None and (known := await self._joined(spec, spec.key)) is not None:
             return known
         backend = self._backends.get(spec.backend)
@@ -143,7 +145,7 @@ class Creation:
         )
         sandbox.instance = instance
         link = self._lives.link(sandbox)
-        await link.connect()
+        await self._networks.prepare(sandbox, link, await link.connect())
         sandbox.link = link
         sandbox.create_ms = round((self._clock.monotonic() - began) * 1000, 3)
         self._ledger.append(sandbox.id, ledger.Made(instance.record(), sandbox.create_ms))

@@ -157,7 +157,11 @@ class Execution:
             else:
                 running = client.start(
                     command.operation(
-                        op.spec, sandbox.spec, handle=op.handle, op=op.agent_op, shell=op.shell
+                        op.spec,
+                        sandbox.inside_spec,
+                        handle=op.handle,
+                        op=op.agent_op,
+                        shell=op.shell,
                     ),
                     op.sink,
                 )

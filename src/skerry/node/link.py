@@ -59,7 +59,7 @@ class Link:
         held: bool = False,
     ) -> None:
         self.over: asyncio.Future[SkerryError] = asyncio.get_running_loop().create_future()
-        self._new_handle = new_handle
+        self.new_handle = new_handle
         self._ports: list[Port] = []
         self._instance = instance
         self._clock = clock
@@ -108,18 +108,22 @@ class Link:
             self._waiters.append(waiter)
             await waiter
 
-    async def listen(self, number: int, serve: OnConnection) -> Port:
-        """Serves a port inside from now on, over every loss of the connection, until `unlisten`.
-
-        Called before the first `connect`, it waits for nothing: the first client listens. Raises
-        Conflict if the port is taken inside, and the error of the end.
-        """
+    def add(self, number: int, serve: OnConnection) -> Port:
+        """Serves a port inside with every connection that is made from now on, until `unlisten`."""
         if any(port.number == number for port in self._ports):
             raise Conflict(f"port {number} is served already")
         port = Port(number, serve)
         self._ports.append(port)
+        return port
+
+    async def listen(self, number: int, serve: OnConnection) -> Port:
+        """Serves a port inside from now on, over every loss of the connection, until `unlisten`.
+
+        Raises Conflict if the port is taken inside, and the error of the end.
+        """
+        port = self.add(number, serve)
         try:
-            while self._client is not None:
+            while True:
                 client = await self.ready()
                 if port.on is client:
                     break
@@ -153,7 +157,7 @@ class Link:
 
     async def _listen(self, client: GuestClient, port: Port) -> None:
         async with asyncio.timeout(CONNECT_S):
-            listener = await client.listen(port.number, port.serve, handle=self._new_handle())
+            listener = await client.listen(port.number, port.serve, handle=self.new_handle())
         if port not in self._ports:
             listener.close()
             return

@@ -54,6 +54,7 @@ class Lives:
         self._images = parts.images
         self._backends = parts.backends
         self._owners = parts.owners
+        self._networks = parts.networks
         self._ended_max = parts.config.limits.ended_max
         self._ended: deque[Sandbox] = deque()
         # Told of every change of state, after it; raises nothing.
@@ -76,7 +77,7 @@ class Lives:
             )
             self.fail(sandbox, reason, error)
 
-        return Link(
+        link = Link(
             sandbox.instance,
             self._clock,
             self._tasks.spawn,
@@ -84,6 +85,8 @@ class Lives:
             lambda: self._handles.new(sandbox),
             held=sandbox.held_since is not None,
         )
+        self._networks.attach(sandbox, link)
+        return link
 
     async def delete_quietly(self, sandbox: Sandbox) -> None:
         """Deletes it; a failure is logged, and the destruction tried again later."""

@@ -73,6 +73,8 @@ async def running(
             node.owners.idle = _exit(node, leave).consider
         try:
             await listener.open()
+            if listener.tcp is not None:
+                node.networks.own_ports = frozenset((listener.tcp[1],))
             yield listener
         finally:
             if not await _within(_destroy_doomed(node), node.config.end_within_s, hurry):
@@ -149,6 +151,7 @@ async def _end_parts(node: Node, started: list[str], hurry: asyncio.Event | None
     within, hurry = node.config.end_within_s, hurry or asyncio.Event()
     node.timers.close()
     await _within(node.tasks.close(), within, hurry)
+    await node.networks.close()
     for sandbox in node.sandboxes:
         if sandbox.link is not None:
             await sandbox.link.end(Unavailable("the node is ending"))

@@ -37,6 +37,7 @@ class Node:
         self.sandboxes = parts.sandboxes
         self.owners = parts.owners
         self.images = parts.images
+        self.networks = parts.networks
         self.backends = parts.backends
         self.version = parts.version
         self.started = parts.clock.wall()

@@ -192,7 +192,7 @@ class Operations:
         self, sandbox: Sandbox, op_id: str | None, spec: CommandSpec
     ) -> Op | Found | tuple[Op, Link]:
         """Returns the operation if it exists; else a new one, which the caller must drive."""
-        command.check(spec, sandbox.spec)
+        command.check(spec, sandbox.inside_spec)
         fingerprint = command.fingerprint(spec)
         if op_id is not None:
             known = sandbox.ops.get(op_id)

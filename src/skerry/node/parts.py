@@ -13,6 +13,7 @@ from skerry.node.identity import Identity
 from skerry.node.images import Images
 from skerry.node.ledger import Ledger
 from skerry.node.loopwatch import LoopWatch
+from skerry.node.network import Networks
 from skerry.node.outputs import Outputs
 from skerry.node.owners import Owners
 from skerry.node.results import Results
@@ -38,5 +39,6 @@ class Parts:
     sandboxes: Sandboxes
     owners: Owners
     images: Images
+    networks: Networks
     backends: Mapping[str, Backend]
     version: str

@@ -182,6 +182,8 @@ async def _take_over(node: Node, sandbox: Sandbox, story: Story) -> None:
     elif instance is None:
         _lost(node, sandbox, story, reason)
     else:
+        with contextlib.suppress(SkerryError):  # then its network is closed, and the log says so
+            await node.networks.check(sandbox.spec.network)
         await _adopt(node, sandbox, story)
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from skerry.backends.api import Instance, Pausable, Reclaimed, Snapshotable
 from skerry.errors import Bug, OutcomeUnknown, SandboxFailed, SkerryError
 from skerry.lifecycle.table import Event
@@ -16,8 +18,9 @@ from skerry.node.timers import Timer
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
 
 if TYPE_CHECKING:
+    from skerry.network.gateway import Gateway
     from skerry.node.admission import Wait
-    from skerry.node.link import Link
+    from skerry.node.link import Link, Port
     from skerry.node.operation import Op, Past
 
 HANDLES_BLOCK = 1024
@@ -54,6 +57,9 @@ class Sandbox:
     create_ms: float | None = None
     instance: Instance | None = None
     link: Link | None = None
+    gateway: Gateway | None = None  # its way out; None: it has none
+    proxy_port: Port | None = None  # where that is served inside
+    network_env: dict[str, str] = field(default_factory=dict)  # set for every command
     running: int = 0
     busy: int = 0  # transfers of files, forwards: activity too
     gone: bool = False
@@ -97,6 +103,13 @@ class Sandbox:
             draining=self.draining is not None,
             drain_deadline=None if self.draining is None else self.draining.deadline,
         )
+
+    @property
+    def inside_spec(self) -> SandboxSpec:
+        """The spec as commands see it: with what the network needs in the environment."""
+        if not self.network_env:
+            return self.spec
+        return msgspec.structs.replace(self.spec, env=self.network_env | self.spec.env)
 
     @property
     def asked_spec(self) -> SandboxSpec:

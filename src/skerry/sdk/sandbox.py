@@ -31,6 +31,7 @@ from skerry.wire.http import (
     SignalBody,
     StreamEvent,
 )
+from skerry.wire.network import NetworkBody, NetworkView
 
 CANCEL_WITHIN_S = 5.0
 
@@ -365,6 +366,21 @@ class AsyncSandbox:
         """Makes the layer `kind/name[:tag]` of what it wrote; everything written before is in it."""
         body = CommitBody(name=name, exclude=tuple(exclude))
         return await self._transport.call("POST", f"{self._root}/commit", LayerManifest, body=body)
+
+    async def network(self) -> NetworkView:
+        """Returns its network policy and the last decisions of its proxy."""
+        path = f"{self._root}/network"
+        return await self._transport.call("GET", path, NetworkView, repeatable=True)
+
+    async def set_network(self, entries: Sequence[str]) -> NetworkView:
+        """Gives it another policy, in force when this returns; () is loopback only.
+
+        Open connections that are no longer allowed are cut. Variables for a service that is newly
+        allowed are set for commands that start from then on.
+        """
+        body = NetworkBody(network=tuple(entries))
+        path = f"{self._root}/network"
+        return await self._transport.call("PUT", path, NetworkView, body=body, repeatable=True)
 
     @contextlib.asynccontextmanager
     async def connect(self, port: int) -> AsyncIterator[AsyncConnection]:

@@ -34,6 +34,7 @@ from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.batch import BatchItem
 from skerry.wire.http import Health, OpStatus, StreamEvent
+from skerry.wire.network import NetworkView
 
 
 class LiveCommand:
@@ -726,6 +727,18 @@ class Sandbox:
     def commit(self, name: str, *, exclude: Sequence[str] = ()) -> LayerManifest:
         """Makes the layer `kind/name[:tag]` of what it wrote; everything written before is in it."""
         return self._portal.call(self._inner.commit(name, exclude=exclude))
+
+    def network(self) -> NetworkView:
+        """Returns its network policy and the last decisions of its proxy."""
+        return self._portal.call(self._inner.network())
+
+    def set_network(self, entries: Sequence[str]) -> NetworkView:
+        """Gives it another policy, in force when this returns; () is loopback only.
+
+        Open connections that are no longer allowed are cut. Variables for a service that is newly
+        allowed are set for commands that start from then on.
+        """
+        return self._portal.call(self._inner.set_network(entries))
 
     @contextlib.contextmanager
     def connect(self, port: int) -> Iterator[Connection]:

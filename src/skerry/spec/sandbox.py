@@ -10,6 +10,7 @@ import msgspec
 from skerry.errors import InvalidRequest
 from skerry.spec import limits
 from skerry.spec.layers import LayerKind, parse_layer_name
+from skerry.spec.network import check_network
 
 
 class State(StrEnum):
@@ -65,7 +66,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     user: str = "root"  # default user of commands
     workdir: str | None = None  # default directory of commands; None: the home of their user
     hostname: str = "skerry"
-    network: tuple[str, ...] = ()  # empty: loopback only
+    network: tuple[str, ...] = ()  # entries as in spec.network; empty: loopback only
     idle_timeout_s: float | None = None
     on_idle: OnIdle = OnIdle.STOP
     ttl_s: float | None = None
@@ -106,8 +107,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             )
         if self.key is not None and not 1 <= len(self.key) <= 128:
             raise InvalidRequest("key must have 1 to 128 characters")
-        if self.network:
-            raise InvalidRequest("network: only the empty list (loopback only) is available yet")
+        check_network(self.network)
         return self
 
     def _check_cpu(self) -> None:

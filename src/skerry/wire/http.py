@@ -18,6 +18,8 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | POST sandboxes/ID/resume | -> SandboxInfo (running); idempotent, and any other request inside does it |
 | POST sandboxes/ID/stop | -> SandboxInfo (stopped, or failed as it was): results stay; idempotent |
 | GET sandboxes/ID/usage | -> Usage |
+| GET, PUT sandboxes/ID/network | PUT: NetworkBody, another policy, in force when it answers; what it \
+  no longer allows is cut -> NetworkView |
 | GET usage?label=k=v | -> NodeUsage: all live sandboxes in one answer |
 | GET sandboxes/ID/wait?state=&timeout= | -> SandboxInfo, at the latest after the timeout |
 | POST sandboxes/ID/run?op=OPID | CommandSpec -> RunResult; a repeat of OPID gets the recorded \

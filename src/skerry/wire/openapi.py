@@ -39,6 +39,7 @@ from skerry.wire.http import (
     StdinTaken,
     StreamEvent,
 )
+from skerry.wire.network import NetworkBody, NetworkView
 
 BYTES: Final = "application/octet-stream"
 TAR: Final = "application/x-tar"
@@ -155,6 +156,8 @@ ROUTES: Final[tuple[Route, ...]] = (
         answer=SandboxInfo,
     ),
     Route("GET", f"{_BASE}/usage", "What it has used.", answer=Usage),
+    Route("GET", f"{_BASE}/network", "Its policy, and what came of it.", answer=NetworkView),
+    Route("PUT", f"{_BASE}/network", "Another policy.", NetworkBody, NetworkView),
     Route(
         "GET",
         f"{_BASE}/wait",

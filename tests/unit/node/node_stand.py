@@ -15,10 +15,13 @@ import aiohttp
 import msgspec
 
 from skerry.errors import Conflict, NotFound
+from skerry.network.services import Service
 from skerry.node.build import build_node
+from skerry.node.clock import SystemClock
 from skerry.node.config import Limits, NodeConfig
 from skerry.node.images import Log, Reader
 from skerry.node.main import alive, running
+from skerry.node.network import Networks
 from skerry.node.node import Node
 from skerry.spec.files import Change, ChangeKind
 from skerry.spec.layers import LayerFile, LayerManifest, RootfsPlan, parse_layer_name
@@ -139,6 +142,19 @@ class Stand:
     library: FakeLibrary = field(default_factory=FakeLibrary)
     clock: Any = None
     backend: Any = None
+    services: dict[str, Service] = field(
+        default_factory=lambda: {
+            "pypi": Service(hosts=("pypi.example", "files.example")),
+            "npm": Service(hosts=("npm.example",)),
+            "debian": Service(
+                hosts=("deb.example",),
+                apt={
+                    "DEBIAN_URI": "http://deb.example/debian",
+                    "DEBIAN_SECURITY_URI": "http://deb.example/security",
+                },
+            ),
+        }
+    )
 
     def config(self, **changes: Any) -> NodeConfig:
         values: dict[str, Any] = {
@@ -152,8 +168,11 @@ class Stand:
 
     def build(self, **changes: Any) -> Node:
         self.backend = FakeBackend(world=self.world)
+        config = self.config(**changes)
+        clock = self.clock or SystemClock()
         return build_node(
-            self.config(**changes),
+            config,
+            networks=Networks(config.network, clock, discovered=self.services.__getitem__),
             clock=self.clock,
             backends={"container": self.backend},
             library=self.library,

@@ -59,7 +59,7 @@ BAD_SPECS: list[dict[str, Any]] = [
     {"labels": {"a": "\x00"}},
     {"key": ""},
     {"key": "k" * 200},
-    {"network": ["pypi"]},
+    {"network": ["10.0.0.0/8"]},
     {"backend": "nope"},
     {"typo": 1},
     {"disk_bytes": 3},

@@ -97,7 +97,7 @@ def test_a_newline_in_a_value_is_no_fault() -> None:
         {"hostname": "a b"},
         {"image": "../x"},
         {"layers": ["nokind"]},
-        {"network": ["pypi"]},
+        {"network": ["10.0.0.0/8"]},
         {"cpu_class": "quick"},
         {"cpu_weight": 0},
         {"cpu_weight": 50, "cpu_class": "best-effort"},

@@ -9,7 +9,17 @@ from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 
 from skerry.errors import NotFound
 from skerry.node.node import Node
-from skerry.node.server import attach, commands, connections, files, images, meta, sandboxes, usage
+from skerry.node.server import (
+    attach,
+    commands,
+    connections,
+    files,
+    images,
+    meta,
+    network,
+    sandboxes,
+    usage,
+)
 from skerry.node.server.exchange import Endpoint, Exchange, Handler, Receive, Scope, Send
 from skerry.node.server.guard import Guard
 from skerry.node.server.metered import Metered
@@ -42,6 +52,7 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     (f"{_ONE}/stop", {"POST": sandboxes.stop}),
     (f"{_ONE}/usage", {"GET": sandboxes.usage}),
     ("/v1/usage", {"GET": usage.table}),
+    (f"{_ONE}/network", {"GET": network.get, "PUT": network.put}),
     (f"{_ONE}/wait", {"GET": sandboxes.wait}),
     (f"{_ONE}/diff", {"GET": files.diff}),
     (f"{_ONE}/diff/tar", {"GET": files.diff_tar}),

@@ -17,6 +17,7 @@ from skerry.wire.http import (
     ForwardOpen,
     SignalBody,
 )
+from skerry.wire.network import NetworkBody
 
 
 class StrictSandboxSpec(SandboxSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,3 +52,4 @@ DEBIAN: Body[DebianBody] = Body(DebianBody)
 CLIENT_EVENT: Body[ClientEvent] = Body(ClientEvent)
 FORWARD_OPEN: Body[ForwardOpen] = Body(ForwardOpen)
 FORWARD_FRAME: Body[ForwardFrame] = Body(ForwardFrame)
+NETWORK: Body[NetworkBody] = Body(NetworkBody)

@@ -1,0 +1,133 @@
+"""pip, apt and npm through the proxy, from where this machine's own clients get their packages."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import shutil
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from live_node import LiveNode
+from skerry.errors import SkerryError
+from skerry.network.addresses import not_public
+from skerry.network.discover import discover
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+def reachable(word: str) -> tuple[list[str], str]:
+    """Returns the hosts of a service that lead to private addresses here, and why it is no use."""
+    try:
+        service = discover(word)
+    except SkerryError as error:
+        return [], error.message
+    private = []
+    for entry in service.hosts:
+        host, _, port = entry.partition(":")
+        try:
+            found = socket.getaddrinfo(host, int(port or 80), type=socket.SOCK_STREAM)
+            with socket.create_connection(found[0][4][:2], timeout=10):
+                pass
+        except OSError as error:
+            return [], f"the source of {word} packages is not reachable here: {error}"
+        if not_public(ipaddress.ip_address(found[0][4][0])):
+            private.append(host)
+    return private, ""
+
+
+FOUND = {word: reachable(word) for word in ("pypi", "npm", "debian")}
+
+
+def needs(word: str):
+    return pytest.mark.skipif(bool(FOUND[word][1]), reason=FOUND[word][1] or "it is there")
+
+
+@pytest.fixture(scope="module")
+def node(layer_store):
+    private = [host for hosts, _ in FOUND.values() for host in hosts]
+    node = LiveNode(layer_store, options=f"[network]\nprivate = {json.dumps(private)}\n").start()
+    try:
+        yield node
+    finally:
+        left = node.stop()
+    assert not left
+
+
+@pytest.fixture
+async def make(node):
+    """Makes sandboxes that trust what this machine trusts: some networks have a CA of their own."""
+    bundle = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
+    made = []
+    async with node.client() as client:
+
+        async def one(*network: str):
+            names = ("PIP_CERT", "NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+            env = dict.fromkeys(names, "/opt/ca.pem") if bundle else {}
+            sandbox = await client.sandboxes.create(network=network, env=env)
+            made.append(sandbox)
+            if bundle:
+                await sandbox.files.write("/opt/ca.pem", Path(bundle).read_bytes())
+            return sandbox
+
+        yield one
+        for sandbox in made:
+            await sandbox.destroy()
+
+
+async def ok(box, command, **keywords) -> str:
+    result = await box.run(command, timeout=300, **keywords)
+    assert result.exit_code == 0, (result.text[-2000:], result.error_text[-2000:])
+    return result.text
+
+
+@needs("pypi")
+async def test_pip_installs_a_package(make) -> None:
+    box = await make("pypi")
+    await ok(box, ["pip", "install", "six"])
+    assert (await ok(box, ["python3", "-c", "import six; print(six.__name__)"])) == "six\n"
+    assert {decision.verdict for decision in (await box.network()).decisions} == {"allowed"}
+    refused = await box.run(
+        ["pip", "download", "--retries", "0", "six"],
+        timeout=60,
+        env={"https_proxy": "", "HTTPS_PROXY": "", "http_proxy": "", "HTTP_PROXY": ""},
+    )
+    assert refused.exit_code != 0  # past the proxy there is no way
+
+
+@needs("debian")
+async def test_apt_updates_and_installs_a_package_and_leaves_no_setting(make) -> None:
+    box = await make("debian")
+    # Some mirrors are frozen; their lists are then older than apt wants them to be.
+    fresh = ["-o", "Acquire::Check-Valid-Until=false", "-o", "Acquire::Check-Date=false"]
+    await ok(box, ["apt-get", *fresh, "update"])
+    await ok(box, ["apt-get", "install", "-y", "hello"])
+    assert await ok(box, ["hello"]) == "Hello, world!\n"
+    changed = {change.path for change in await box.diff()}
+    assert "/usr/bin/hello" in changed
+    assert not [path for path in changed if path.startswith(("/etc/apt", "/run"))]
+
+
+@needs("debian")
+async def test_without_the_word_apt_reaches_nothing(make) -> None:
+    box = await make("pypi") if not FOUND["pypi"][1] else await make("nothing.example")
+    result = await box.run("apt-get update; apt-get install -y hello", timeout=120)
+    assert result.exit_code != 0
+
+
+@needs("npm")
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node here to be put into a sandbox")
+async def test_npm_installs_a_package(make) -> None:
+    box = await make("npm")
+    program = os.path.realpath(str(shutil.which("npm")))
+    tree = str(Path(program).parents[1])
+    await box.files.upload(os.path.realpath(str(shutil.which("node"))), "/usr/local/bin/node")
+    await box.files.upload(tree, "/opt/npm")
+    cli = f"/opt/npm/bin/{Path(program).name}"
+    await ok(box, "chmod 755 /usr/local/bin/node && mkdir /p && cd /p && echo '{}' > package.json")
+    await ok(box, ["node", cli, "install", "--no-audit", "--no-fund", "is-number@7.0.0"], cwd="/p")
+    assert await ok(box, ["node", "-p", "require('is-number')(7)"], cwd="/p") == "true\n"
