@@ -120,6 +120,25 @@ async def test_destroy_overtakes_a_pause_and_slots_come_back_clean(swap_node):
             assert used.memory_bytes < 8 * MIB
 
 
+async def test_slot_of_a_paused_sandbox_is_used_again(swap_node):
+    """What was in swap is uncharged with the last process: no residue without an explanation."""
+    async with swap_node.client() as client:
+        refused = Path(swap_node.log).read_text().count("is not used again")
+        swapped = sum(area_used())
+        sandbox = await client.sandboxes.create()
+        await hold(sandbox, 25)
+        await sandbox.pause()
+        assert sum(area_used()) > swapped + 20 * MIB
+        await sandbox.destroy()
+        assert sum(area_used()) < swapped + 5 * MIB
+        assert Path(swap_node.log).read_text().count("is not used again") == refused
+
+
+def area_used() -> list[int]:
+    rows = [line.split() for line in Path("/proc/swaps").read_text().splitlines()[1:]]
+    return [int(row[3]) << 10 for row in rows]
+
+
 async def test_processes_that_end_during_a_reclaim_do_not_matter(swap_node):
     churn = (
         "for i in $(seq 400); do python3 -c 'x = bytes(3000000)' & "

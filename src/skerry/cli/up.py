@@ -30,6 +30,7 @@ LOG_LINES = 15
 @click.option("--listen", metavar="HOST:PORT", help="Serve TCP too, for remote clients.")
 @click.option("--token-file", metavar="FILE", help="Accepted tokens [one is made, with --listen].")
 @click.option("--config", metavar="FILE", help="TOML file of the node.")
+@click.option("--zram", metavar="SIZE", help="Make compressed swap of that size, as 4GiB.")
 @click.option("--stop", is_flag=True, help="Stop the node; its sandboxes wait for the next start.")
 @click.option("--destroy", is_flag=True, help="With --stop: destroy its sandboxes first.")
 @click.pass_obj
@@ -40,6 +41,7 @@ def up(
     listen: str | None,
     token_file: str | None,
     config: str | None,
+    zram: str | None,
     stop: bool,
     destroy: bool,
 ) -> None:
@@ -64,7 +66,7 @@ def up(
         return
     if listen and not token_file:
         token_file = make_token(app.settings.state)
-    health = app.wait_for(lambda: start_node(app, listen, token_file, config))
+    health = app.wait_for(lambda: start_node(app, listen, token_file, config, zram))
     describe(app, health, listen, token_file)
 
 
@@ -82,7 +84,11 @@ async def answering(app: App) -> Health | None:
 
 
 async def start_node(
-    app: App, listen: str | None, token_file: str | None, config: str | None
+    app: App,
+    listen: str | None,
+    token_file: str | None,
+    config: str | None,
+    zram: str | None = None,
 ) -> Health:
     """Starts the daemon and returns when it answers; Unavailable quotes its log."""
     settings = app.settings
@@ -93,6 +99,7 @@ async def start_node(
     for option, value in (("--listen", listen), ("--token-file", token_file), ("--config", config)):
         if value:
             argv += [option, os.path.abspath(value) if option != "--listen" else value]
+    argv += ["--zram", zram] if zram else []
     app.note("starting a node")
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: ASYNC220 - a fork, once

@@ -71,6 +71,8 @@ class Node:
             "timers": len(self.timers),
             "batches_running": len(self.batches),
             "owners": len(self.owners),
+            "idle_reclaim_bytes_total": self.idle.given_bytes,
+            "idle_reclaim_refaults_total": self.idle.policy.refaults,
             "tasks": len(self.tasks),
         }
 

@@ -64,6 +64,7 @@ class ContainerInstance:
         self._freeze = asyncio.Lock()
         self._snapshots = 0
         self._given = Reclaimed()  # by the last pause
+        self._froze = True  # its group may be frozen, now or since earlier; `born` knows better
 
     @property
     def id(self) -> str:
@@ -81,7 +82,8 @@ class ContainerInstance:
         return self._parts.socket_path(self.id)
 
     def born(self, pid: int, start_ticks: int | None, cores: tuple[int, ...]) -> None:
-        """Takes note of its first process."""
+        """Takes note of its first process, just started."""
+        self._froze = False
         changes = {"pid": pid, "start_ticks": start_ticks or 0, "cores": cores}
         self.facts = msgspec.structs.replace(self.facts, **changes)
 
@@ -149,7 +151,9 @@ class ContainerInstance:
         """Stops it in the launcher and gives its slot back; Unavailable if the launcher is lost."""
         slot, slots = self.slot, self._parts.slots
         try:
-            request = plan.Stop(instance=self.id, read=slot.groups.readings)
+            # A group that stays frozen would hold whatever the slot's next sandbox starts in it.
+            thaw = (f"write {slot.groups.work}/cgroup.freeze 0",) if self._froze else ()
+            request = plan.Stop(instance=self.id, read=slot.groups.readings, step=thaw)
             stopped = (await self._parts.ask_raw(request)).stop()
         except LauncherFailed as error:
             raise error.to_error() from error
@@ -174,6 +178,7 @@ class ContainerInstance:
         """
         async with self._freeze:
             if not self.paused:
+                self._froze = True
                 await self._parts.ask(plan.Freeze(self.id))
                 self.paused = True
                 self._given = await memory.give_back(self._parts, self.id, self.slot, _ALL)
@@ -231,6 +236,7 @@ class ContainerInstance:
             begin = time.monotonic()
             try:
                 if not self.paused:
+                    self._froze = True
                     await self._parts.ask(plan.Freeze(self.id))
                 yield begin
             finally:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from skerry.backends.api import Backend, Pausable, Snapshotable
+from skerry.backends.api import Backend, Pausable, Reclaimable, Snapshotable
 from skerry.errors import Conflict, SkerryError
 from skerry.guest.api import Stream
 from skerry.spec.layers import RootfsPlan
@@ -183,6 +183,23 @@ class LifecycleConformance(Conformance):
         running.cancel()
         await running.wait()
 
+    async def test_instance_that_gave_memory_back_goes_on(self, box: Box) -> None:
+        instance = box.instance
+        if not isinstance(instance, Reclaimable):
+            pytest.skip("this backend cannot give memory back")
+        sink = Sink()
+        running, _ = box.start(("cat",), sink, stdin=True)
+        await running.started
+        before = (await instance.usage()).memory_bytes
+        for _ in range(2):
+            given = await instance.reclaim(1 << 40)
+            assert 0 <= given.bytes <= before
+        await running.write_stdin(b"here\n")
+        await running.close_stdin()
+        assert (await running.wait()).exit_code == 0
+        assert bytes(sink.output[Stream.STDOUT]) == b"here\n"
+        assert (await box.run("echo", "alive")).stdout == b"alive\n"
+
     async def test_paused_instance_can_be_destroyed(
         self, backend: Backend, rootfs: RootfsPlan
     ) -> None:
@@ -191,6 +208,9 @@ class LifecycleConformance(Conformance):
             await instance.pause()
         async with asyncio.timeout(self.patience_s):
             await instance.destroy()
+        # What comes after it, perhaps out of the same pool, is not paused.
+        async with self.boxed(backend, rootfs) as box:
+            assert (await box.run("echo", "alive", timeout_ms=20_000)).stdout == b"alive\n"
 
     async def test_snapshot_is_consistent_and_shows_what_was_written(self, box: Box) -> None:
         instance = box.instance
