@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -103,6 +104,22 @@ async def test_ten_times_what_fits_is_refused_by_name_or_waits_its_turn(full_nod
         assert (ended, failures) == (160, {})
         assert resident_bytes(full_node.pid) - before < 100 * MIB
         assert await client.sandboxes.list() == []
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+async def test_no_daemon_holds_six_descriptors_a_sandbox(full_node) -> None:
+    async with full_node.client() as client:
+        one = await client.sandboxes.create(**SMALL)
+        daemons = {"node": full_node.pid, "launcher": full_node.launcher()}
+        before = {name: descriptors(pid) for name, pid in daemons.items()}
+        made = await client.sandboxes.create_many(38, **SMALL)
+        for name, pid in daemons.items():
+            # The pool may have made slots in advance meanwhile: they count as they are.
+            assert descriptors(pid) - before[name] < 6 * 38, name
+        await client.sandboxes.destroy_many([one, *made])
 
 
 async def test_greedy_job_does_not_starve_a_modest_one(full_node) -> None:

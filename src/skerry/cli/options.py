@@ -89,6 +89,11 @@ def _completed(
         return []
 
 
+def seconds_or_none(text: str) -> float:
+    """Returns the seconds of a duration as above, or 0."""
+    return 0.0 if text.strip() == "0" else seconds(text)
+
+
 def command_options(function: F) -> F:
     """Adds how a command is run: -i, -t, --env, --user, --workdir, --timeout."""
     for option in reversed(
@@ -160,6 +165,13 @@ def sandbox_options(function: F) -> F:
             ),
             click.option(
                 "--label", "labels", type=pair, multiple=True, metavar="NAME=VALUE", help="Label."
+            ),
+            click.option(
+                "--wait",
+                type=seconds_or_none,
+                default="30",
+                metavar="TIME",
+                help="Wait so long for room on a full node [30]; 0: not at all.",
             ),
         )
     ):

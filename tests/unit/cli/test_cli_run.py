@@ -50,15 +50,17 @@ def test_run_passes_what_the_sandbox_is_made_of() -> None:
     result = invoke(
         client, "run", "debian:13", "--cpu", "2", "--memory", "64MiB", "--pids", "9", "--disk", "1GiB",
         "--layer", "workspace/a", "--layer", "toolkit/b", "-e", "A=1=2", "-u", "nobody", "-w", "/tmp",
-        "--timeout", "2m", "--label", "job=7", "--", "true",
+        "--timeout", "2m", "--label", "job=7", "--wait", "5m", "--", "true",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     made = client.created[0]
     assert made["layers"] == ("workspace/a", "toolkit/b")
     assert (made["cpu"], made["memory"], made["pids"], made["disk"]) == (2.0, "64MiB", 9, "1GiB")
     assert (made["env"], made["user"], made["workdir"]) == ({"A": "1=2"}, "nobody", "/tmp")
-    assert made["labels"] == {"job": "7"}
+    assert (made["labels"], made["wait"]) == ({"job": "7"}, 300.0)
     assert client.commands[0][2]["timeout"] == 120.0
+    assert invoke(client, "run", "--wait", "0", "default", "true").exit_code == 0
+    assert client.created[1]["wait"] == 0.0
 
 
 def test_words_after_the_image_are_the_command_without_a_dash_dash() -> None:
