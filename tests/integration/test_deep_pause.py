@@ -106,6 +106,7 @@ async def test_pause_gives_memory_back_and_resume_loses_none(swap_node):
 
 
 async def test_destroy_overtakes_a_pause_and_slots_come_back_clean(swap_node):
+    """Paused sandboxes can be deleted, and pause against delete leaks nothing (report 44)."""
     async with swap_node.client() as client:
         for _ in range(3):
             sandbox = await client.sandboxes.create()

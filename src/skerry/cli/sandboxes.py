@@ -135,6 +135,9 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
     ]
     if info.create_ms is not None:
         rows.append(("made in", f"{info.create_ms:.1f} ms"))
+    if info.pause_freed_bytes is not None:
+        took = f"{info.pause_ms or 0:.0f} ms"
+        rows.append(("its last pause", f"gave back {size(info.pause_freed_bytes)} in {took}"))
     if info.expires is not None:
         rows.append(("expires", f"in {age(info.expires - now)}"))
     if spec.labels:
