@@ -10,14 +10,30 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #define NS_GET_USERNS _IO(0xb7, 0x1)
 
+/* Nothing inside is spared by the kernel, or served first or last, because the daemon is. */
+static int rank_forget(void)
+{
+	int fd = open_at(AT_FDCWD, "/proc/self/oom_score_adj", O_WRONLY);
+	bool written = fd >= 0 && write(fd, "0", 1) == 1;
+
+	if (fd >= 0)
+		close(fd);
+	return !written || setpriority(PRIO_PROCESS, 0, 0) ? -errno : 0;
+}
+
 static int do_session(struct child *c, const struct step *s)
 {
+	int err = rank_forget();
+
 	(void)c;
 	(void)s;
+	if (err)
+		return err;
 	umask(0);
 	/* A child of a launcher that was killed must not become an instance that nobody knows. The change
 	 * of identity, just before the exec, clears this again. */

@@ -7,6 +7,7 @@ import hashlib
 import os
 import secrets
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -191,6 +192,20 @@ async def test_reader_that_stands_still_does_not_delay_a_cancel(live_node, sandb
     await command.kill()
     assert (await command.wait(timeout=20)).cancelled
     writer.close()
+
+
+async def test_inline_input_takes_no_memory_of_the_node_while_it_waits(live_node, sandbox):
+    def resident():
+        status = Path(f"/proc/{live_node.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    before = resident()
+    data = os.urandom(60 << 20)
+    commands = [await sandbox.start("sleep 1; sha256sum", stdin=data) for _ in range(3)]
+    assert resident() - before < len(data)
+    for command in commands:
+        result = await command.wait(timeout=60)
+        assert result.text.split()[0] == hashlib.sha256(data).hexdigest()
 
 
 # --- kills of the node

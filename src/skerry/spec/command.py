@@ -91,8 +91,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def ok(self) -> bool:
-        """True if the command ran to its end with status 0."""
-        return self.exit_code == 0
+        """True if the command ran to its own end, with status 0."""
+        return self.exit_code == 0 and not self.timed_out and not self.cancelled
 
     @property
     def text(self) -> str:
