@@ -12,7 +12,7 @@
 enum {
 	TX_SIZE = FRAME_HEADER + FRAME_PAYLOAD_MAX,
 	CONTROL_ROOM = 320, /* the largest control frame but WELCOME */
-	DATA_MAX = 32768,   /* a turn of a stream */
+	DATA_MAX = FRAME_PAYLOAD_MAX - 8, /* a turn of a stream: one frame fills the buffer */
 	REPLIES_MAX = 64,
 	TOKEN_MAX = 64,
 	KEEP = 4096,

@@ -22,7 +22,7 @@ from skerry.errors import (
     SkerryError,
     Unavailable,
 )
-from skerry.guest.api import LiveOperation, OpenChannel, Operation, OutputSink
+from skerry.guest.api import Kind, LiveOperation, OpenChannel, Operation, OutputSink
 from skerry.guest.channel import Channel, same_error
 from skerry.guest.forward import Connection, Forwards, Listener, OnConnection
 from skerry.guest.inlet import Inlet
@@ -115,7 +115,9 @@ class GuestClient:
         inlet = None
         if operation.stdin:
             stream = guest.operation_stream(operation.handle, guest.STDIN)
-            inlet = Inlet(self._channel, self.generation, stream, resumable=True)
+            # What feeds a file helper ends with its connection: nothing is held for another one.
+            resumable = operation.kind is Kind.COMMAND
+            inlet = Inlet(self._channel, self.generation, stream, resumable=resumable)
         return self._enter(operation.handle, sink, inlet=inlet)
 
     def attach(

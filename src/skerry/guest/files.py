@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Final
 
 from skerry.errors import FileRefused
@@ -36,6 +35,7 @@ LISTING_BYTES_MAX: Final = 16 * 1024 * 1024
 QUICK_MS: Final = 60_000  # for what looks at or changes one name
 LONG_MS: Final = 3_600_000  # for what goes through a tree
 STALL_S: Final = 300.0
+AHEAD_BYTES: Final = 512 * 1024  # of a file may wait in the node for a client that is slower
 _EIO, _E2BIG, _ETIMEDOUT = 5, 7, 110
 NewOperation = Callable[[], tuple[int, bytes]]
 
@@ -261,11 +261,13 @@ class GuestFiles:
             async for piece in content:
                 if running.ended:
                     break
-                async with _moving(path):
+                async with asyncio.timeout(STALL_S):
                     await running.write_stdin(piece)
-            async with _moving(path):
+            async with asyncio.timeout(STALL_S):
                 await running.close_stdin()
                 outcome = await running.wait()
+        except TimeoutError:
+            raise _stalled(path) from None
         finally:
             _finish(running)
         _check(outcome, sink.output(Stream.STDERR), path)
@@ -273,16 +275,19 @@ class GuestFiles:
     async def _pull(
         self, path: str, *words: str, stall_s: float | None = STALL_S
     ) -> AsyncGenerator[bytes]:
-        sink = PullSink()
+        sink = PullSink(bytes_max=AHEAD_BYTES)
         running = self._start(sink, words, stdin=False)
         try:
             running.on_ended(sink.tee.finish)
             while True:
-                async with _moving(path, stall_s):
-                    got = await anext(sink.tee, None)
-                if got is None:
+                try:
+                    async with asyncio.timeout(stall_s):
+                        piece = await sink.tee.take()
+                except TimeoutError:
+                    raise _stalled(path) from None
+                if not piece:
                     break
-                yield got[1]
+                yield piece
             outcome = await running.wait()
         finally:
             sink.tee.close()
@@ -294,16 +299,9 @@ def _flags(**flags: bool) -> str:
     return "".join(letter for letter, given in flags.items() if given) or "-"
 
 
-@asynccontextmanager
-async def _moving(path: str, stall_s: float | None = STALL_S) -> AsyncIterator[None]:
-    """A step of a transfer, which must not take for ever."""
-    try:
-        async with asyncio.timeout(stall_s):
-            yield
-    except TimeoutError:
-        raise FileRefused(
-            f"{path}: nothing moved for {stall_s:g} s", errno=_ETIMEDOUT, path=path
-        ) from None
+def _stalled(path: str) -> FileRefused:
+    message = f"{path}: nothing moved for {STALL_S:g} s"
+    return FileRefused(message, errno=_ETIMEDOUT, path=path)
 
 
 def _finish(running: RunningOperation) -> None:

@@ -14,7 +14,7 @@ from skerry.guest.channel import Channel, same_error
 from skerry.wire import guest
 from skerry.wire.frames import DATA_BYTES_MAX, WINDOW, ProtocolError, encode_data
 
-PIECE_BYTES: Final = min(32_768, DATA_BYTES_MAX)
+PIECE_BYTES: Final = DATA_BYTES_MAX
 
 
 class Inlet:

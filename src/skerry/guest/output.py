@@ -27,15 +27,26 @@ _NAMES: Final = {Stream.STDOUT: "stdout", Stream.STDERR: "stderr"}
 class Tee:
     """A queue of output for one reader: `async for stream, data in tee`.
 
-    A paced one holds at most TEE_BYTES_MAX when credit is granted, and so never more than that and
+    A paced one holds at most `bytes_max` when credit is granted, and so never more than that and
     a window of each stream. One that is not is cut off when its reader falls UNPACED_BYTES_MAX
     behind. `finish` ends the iteration, `close` is for a reader that goes away.
     """
 
-    __slots__ = ("_closed", "_cut", "_finished", "_held", "_pieces", "_reader", "_room", "paced")
+    __slots__ = (
+        "_bytes_max",
+        "_closed",
+        "_cut",
+        "_finished",
+        "_held",
+        "_pieces",
+        "_reader",
+        "_room",
+        "paced",
+    )
 
-    def __init__(self, *, paced: bool = True) -> None:
+    def __init__(self, *, paced: bool = True, bytes_max: int = TEE_BYTES_MAX) -> None:
         self.paced = paced
+        self._bytes_max = bytes_max
         self._pieces: deque[tuple[Stream, bytes]] = deque()
         self._held = 0  # Invariant: the sum of the lengths in _pieces
         self._finished = False
@@ -51,7 +62,7 @@ class Tee:
             return
         self._pieces.append((stream, data))
         self._held += len(data)
-        if self._held > TEE_BYTES_MAX:
+        if self._held > self._bytes_max:
             self._room.clear()
         if self._held > UNPACED_BYTES_MAX and not self.paced:
             self.cut_slow()
@@ -85,18 +96,34 @@ class Tee:
         return self
 
     async def __anext__(self) -> tuple[Stream, bytes]:
+        if not await self._more():
+            raise StopAsyncIteration
+        piece = self._pieces.popleft()
+        self._held -= len(piece[1])
+        if self._held <= self._bytes_max:
+            self._room.set()
+        return piece
+
+    async def take(self) -> bytes:
+        """Returns all that is here, of both streams, at least a byte; b"" at the end."""
+        if not await self._more():
+            return b""
+        pieces = [data for _, data in self._pieces]
+        self._pieces.clear()
+        self._held = 0
+        self._room.set()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _more(self) -> bool:
+        """Waits for a piece; False at the end."""
         while not self._pieces:
             if self._cut:
                 raise Unavailable("the stream was cut off: its reader was too slow for too long")
             if self._finished or self._closed:
-                raise StopAsyncIteration
+                return False
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        piece = self._pieces.popleft()
-        self._held -= len(piece[1])
-        if self._held <= TEE_BYTES_MAX:
-            self._room.set()
-        return piece
+        return True
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -150,8 +177,8 @@ class PullSink:
 
     __slots__ = ("_errors", "_total", "tee")
 
-    def __init__(self, stderr_limit: int = 4096) -> None:
-        self.tee = Tee()
+    def __init__(self, stderr_limit: int = 4096, bytes_max: int = TEE_BYTES_MAX) -> None:
+        self.tee = Tee(bytes_max=bytes_max)
         self._total = 0
         self._errors = HeadTail(stderr_limit)
 

@@ -29,6 +29,7 @@ CONNECT_TIMEOUT_S = 10.0
 RECONNECT_FOR_S = 60.0  # how long a repeatable request looks for a node that went away
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
+READ_BYTES = 1 << 20  # of an answer are held, at most twice that
 WHOLE_BYTES_MAX = 256 * 1024
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -101,6 +102,7 @@ class Transport:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),  # a node sets none; looking costs each request
                 auto_decompress=False,
+                read_bufsize=READ_BYTES,
                 skip_auto_headers=("User-Agent", "Accept-Encoding"),
             )
             held = self._sessions[loop] = _Session(session)
