@@ -238,3 +238,129 @@ async def test_absolute_paths_need_no_working_directory(box):
     ]
     with pytest.raises((FileRefused, NotFound)):
         await files.read("relative", user="nobody")
+
+
+async def test_copies_and_owners_stay_in_their_tree(swapping):
+    """Root copies and gives away a tree in which a directory becomes a link to the target and back."""
+    files = swapping.sandbox.files
+    await swapping.sh("mkdir -p /srv/out")
+    copied = given = 0
+    for number in range(ROUNDS):
+        try:
+            await files.copy("/srv/race", f"/srv/out/{number}", recursive=True)
+            copied += 1
+        except (SandboxError, NotFound):
+            pass
+        try:
+            await files.chown("/srv/race", "nobody", recursive=True)
+            given += 1
+        except (SandboxError, NotFound):
+            pass
+    assert copied
+    assert given
+    assert (await swapping.sh("grep -rl secret /srv/out; true")).text == ""
+    owner = await swapping.sh("stat -c %u /srv/target /srv/target/secret")
+    assert owner.text.split() == ["0", "0"]
+
+
+async def test_control_tools_that_follow_links_leave_the_tree(swapping):
+    """The same race against programs inside that go by names: the target is reached."""
+    line = (
+        "for n in $(seq 300); do cp -rL /srv/race /srv/out 2>/dev/null; grep -qr secret /srv/out &&"
+        " break; rm -rf /srv/out; done; grep -rl secret /srv/out"
+    )
+    assert (await swapping.sh(line, timeout=120)).text
+
+
+async def test_walks_watches_and_usage_stay_in_their_tree(swapping):
+    files = swapping.sandbox.files
+    seen = set()
+    for _ in range(ROUNDS):
+        seen |= {info.name async for info in files.walk("/srv/race")}
+        assert (await files.usage("/srv/race")).size < 4096
+    assert {"a", "b"} <= seen
+    assert not any("secret" in name for name in seen)
+    told = []
+    async with contextlib.aclosing(files.watch("/srv/race", recursive=True)) as events:
+        assert (await anext(events)).kind == "ready"
+        await swapping.sh("for n in $(seq 50); do echo x >> /srv/target/secret; done")
+        async for event in events:
+            told.append(event.path)
+            if len(told) > 200:
+                break
+    assert not any("secret" in path for path in told)
+
+
+async def test_each_new_operation_has_the_users_rights_only(swapping):
+    """What the user may not do, none of these does for it, wherever the links lead."""
+    files = swapping.sandbox.files
+    for _ in range(ROUNDS // 4):
+        for name in ("a", "b"):
+            path = f"/srv/race/{name}"
+            for call in (
+                files.copy(f"{path}/secret", "/tmp/stolen", user="nobody"),
+                files.copy(path, "/tmp/tree", recursive=True, user="nobody"),
+                files.move(f"{path}/secret", "/tmp/stolen", user="nobody"),
+                files.link(f"{path}/secret", "/tmp/stolen", user="nobody"),
+                files.write_at(f"{path}/secret", 0, "X", user="nobody"),
+                files.append(f"{path}/secret", "X", user="nobody"),
+                files.truncate(f"{path}/secret", user="nobody"),
+                files.chown(path, "nobody", recursive=True, user="nobody"),
+                files.utime(f"{path}/secret", mtime=0, user="nobody"),
+                files.remove(f"{path}/secret", user="nobody"),
+            ):
+                with contextlib.suppress(SandboxError, NotFound):
+                    await call
+    assert await files.read("/srv/target/secret") == b"secret\n"
+    assert (await swapping.sh("grep -rl secret /tmp; ls -A /srv/target")).text.split() == ["secret"]
+    assert (await swapping.sh("stat -c %u /srv/target")).text.strip() == "0"
+
+
+async def test_removing_under_attack_ends_and_stays_in_the_tree(swapping):
+    files = swapping.sandbox.files
+    for _ in range(ROUNDS // 4):
+        with contextlib.suppress(SandboxError, NotFound):
+            await files.remove("/srv/race/a", recursive=True)
+        with contextlib.suppress(SandboxError, NotFound):
+            await files.remove("/srv/race", recursive=True)
+        await swapping.sh("mkdir -p /srv/race/a; ln -sfn /srv/target /srv/race/b")
+    assert await files.read("/srv/target/secret") == b"secret\n"
+
+
+async def test_a_lying_guest_cannot_fill_this_disk_with_holes(tmp_path):
+    """A map of pieces that overlap, run backwards or reach beyond the size is refused."""
+
+    def sparse(text, size=4096):
+        info = tarfile.TarInfo("GNUSparseFile.0/x")
+        info.pax_headers = {
+            "GNU.sparse.major": "1",
+            "GNU.sparse.minor": "0",
+            "GNU.sparse.name": "x",
+            "GNU.sparse.realsize": str(size),
+        }
+        body = text.encode().ljust(512, b"\0") + bytes(512)
+        info.size = len(body)
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            tar.addfile(info, io.BytesIO(body))
+        return out.getvalue()
+
+    for number, (text, size) in enumerate(
+        [
+            ("1\n8192\n512\n", 4096),
+            ("2\n512\n512\n0\n512\n", 4096),
+            ("99999999\n", 4096),
+            ("1\n-1\n512\n", 4096),
+            ("1\n0\n513\n", 1 << 63),
+            ("x", 4096),
+            ("1\n0\n100000\n", 1 << 20),
+        ]
+    ):
+
+        async def chunks(text=text, size=size):
+            yield sparse(text, size)
+
+        local = tmp_path / str(number)
+        with pytest.raises(SandboxFailed):
+            await unpack_tree(chunks(), local)
+        assert not os.path.exists(local / "x")

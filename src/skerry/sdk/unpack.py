@@ -149,8 +149,8 @@ def write_pieces(fd: int, pieces: holes.Pieces, size: int, read: holes.Reader) -
     """Makes a file of that size out of pieces; `read` gives exactly as many bytes as asked for."""
     try:
         os.ftruncate(fd, size)
-    except OSError as error:
-        raise damaged(f"a file of {size} bytes: {error.strerror}") from error
+    except (OSError, OverflowError) as error:
+        raise damaged(f"a file of {size} bytes: {error}") from error
     for offset, length in pieces:
         left = length
         while left:
