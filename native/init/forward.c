@@ -44,6 +44,17 @@ static void forward_free(struct forward *w)
 		forwards_high--;
 }
 
+/* Ends it so that who is inside sees a reset: a plain close would read like the end of the content. */
+static void forward_cut(struct forward *w)
+{
+	struct linger now = {.l_onoff = 1, .l_linger = 0};
+	int fd = w->out.src.fd >= 0 ? w->out.src.fd : w->in.src.fd;
+
+	if (fd >= 0)
+		setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+	forward_free(w);
+}
+
 static void forward_abort(struct forward *w)
 {
 	inlet_close(&w->in);
@@ -269,7 +280,7 @@ int forward_frame(const struct frame *f, const uint8_t *payload)
 	if (!w)
 		return 0; /* it ended while this frame was under way */
 	if (f->type == G_RESET) {
-		forward_free(w);
+		forward_cut(w);
 		return 0;
 	}
 	if (w->reset_due || w->error)
@@ -285,7 +296,7 @@ void forward_reset_all(void)
 {
 	for (uint32_t i = forwards_high; i-- > 0;)
 		if (forwards[i].id)
-			forward_free(&forwards[i]);
+			forward_cut(&forwards[i]);
 	listeners_lost();
 }
 

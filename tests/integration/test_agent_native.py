@@ -646,6 +646,26 @@ def test_host_connects_to_a_port_inside_and_each_half_closes(client: Client, add
     client.wait(op)
 
 
+def test_connection_that_the_host_cuts_is_a_reset_inside_and_not_an_end(client: Client) -> None:
+    script = (
+        "import socket; s = socket.create_server(('127.0.0.1', 8002)); print('ready', flush=True)\n"
+        "c = s.accept()[0]; c.recv(1)\n"
+        "try: print('end', c.recv(1))\n"
+        "except ConnectionResetError: print('reset')\n"
+    )
+    op = client.start("/usr/bin/python3", "-c", script)
+    while b"ready" not in op.stdout:
+        client.step()
+    stream = 0xC0000000 | 50 << 2
+    client.send(CONNECT, stream, pack(PORT, 8002))
+    while client.step()[0] != OPENED:
+        pass
+    client.send(DATA, stream | 1, struct.pack("<Q", 0) + b"x")
+    client.send(RESET, stream)
+    client.wait(op)
+    assert op.stdout == b"ready\nreset\n"
+
+
 def test_port_that_nobody_listens_on_is_refused_and_frees_its_place(client: Client) -> None:
     for number in range(1, 600):  # more than may be open at once
         stream = 0xC0000000 | number << 2
