@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
@@ -96,15 +95,13 @@ async def massacre(client: Client) -> None:
     """Kills all that it can see."""
     begin = time.monotonic()
     async with client.sandbox() as sandbox:
-        others = [asyncio.create_task(client.run(sandbox, "sleep 60")) for _ in range(2)]
-        await asyncio.sleep(0.2)
+        others = [
+            await client.tell.op("start", sandbox.start(["sleep", "60"]), own=OWN) for _ in range(2)
+        ]
         with contextlib.suppress(Stopped):
             await client.run(sandbox, "kill -9 -1; kill -9 1; kill -9 $$")
-        for done in await asyncio.gather(*others, return_exceptions=True):
-            if isinstance(done, Stopped):
-                continue
-            if isinstance(done, BaseException):
-                raise done
+        for handle in others:
+            done = await client.tell.op("status", handle.wait(30.0))
             client.expect(not done.ok, f"a killed command reads as {done}", begin)
         await alive(client, sandbox, begin, "kill -9 -1")
 
