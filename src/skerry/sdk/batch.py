@@ -51,7 +51,7 @@ class BatchEvents:
                 await asyncio.sleep(RETRY_MAX_S / 4)
 
     async def _one_request(self) -> AsyncGenerator[SandboxInfo, None]:
-        body = BatchCreate(spec=self._spec, count=self._count, wait_s=self._patience.left())
+        body = BatchCreate(spec=self._spec, count=self._count, wait_s=self._patience.for_batch())
         self.errors.clear()
         chunks = self._transport.receive(
             "POST", "/v1/sandboxes/batch", params={"stream": "1"}, body=body

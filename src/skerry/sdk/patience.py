@@ -11,6 +11,7 @@ import asyncio
 import random
 
 from skerry.errors import Overloaded
+from skerry.spec.limits import CREATE_WAIT_MAX_S
 
 WAIT_S = 30.0  # by default
 SERVER_WAIT_S = 60.0  # the longest that one request waits in the node's queue
@@ -27,6 +28,10 @@ class Patience:
     def left(self) -> float:
         """Returns the seconds that are left, at least 0."""
         return max(0.0, self._end - self._loop.time())
+
+    def for_batch(self) -> float:
+        """Returns the seconds that a batch may wait on the node in one request."""
+        return min(self.left(), CREATE_WAIT_MAX_S)
 
     async def again(self, error: Overloaded) -> None:
         """Returns when it is time to ask again; raises the refusal if there is none left."""

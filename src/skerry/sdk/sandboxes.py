@@ -204,7 +204,7 @@ class AsyncSandboxes:
         patience = Patience(wait)
         while True:
             body = BatchCreate(
-                spec=spec, count=count, all_or_nothing=all_or_nothing, wait_s=patience.left()
+                spec=spec, count=count, all_or_nothing=all_or_nothing, wait_s=patience.for_batch()
             )
             try:
                 result = await self._transport.call(

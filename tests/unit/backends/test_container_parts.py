@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+from types import SimpleNamespace
 
 import pytest
 
-from skerry.backends.api import CreateRequest
+from skerry.backends.api import Attended, CreateRequest
 from skerry.backends.container import build_backend, host, uppers
 from skerry.backends.container.cores import Cores
 from skerry.backends.container.creation import start_plan
@@ -213,6 +214,14 @@ async def test_backend_that_was_not_started_is_unavailable():
     with pytest.raises(Unavailable):
         await backend.create(request())
     await backend.close(keep_instances=False)
+
+
+async def test_launcher_is_named_for_its_descriptors():
+    backend = build_backend(state_dir="/s", run_dir="/r", node="abcde")
+    assert isinstance(backend, Attended)
+    assert backend.daemons() == ()
+    backend._parts = SimpleNamespace(process=SimpleNamespace(pid=77))
+    assert backend.daemons() == (("launcher", 77),)
 
 
 def test_processes_are_told_apart():

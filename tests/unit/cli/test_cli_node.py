@@ -40,6 +40,11 @@ def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) ->
         {"colour": 1},
         {"limits": {"sandbox_max": 1}},
         {"limits": 3},
+        {"limits": {"connections_max": 0}},
+        {"pressure": {"memory": [20.0, 10.0]}},
+        {"pressure": {"memory_some": [10.0, 20.0]}},
+        {"pressure": {"memory_some": 10.0}},
+        {"weights": {"job": 0}},
         {"lease_s": "long"},
         {"tcp": "127.0.0.1:1"},  # without tokens
         {"tcp": "nowhere", "tokens": [TOKEN]},
@@ -49,6 +54,18 @@ def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) ->
 def test_a_configuration_with_a_mistake_is_refused(content: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         node_config(Settings(), content, {})
+
+
+def test_brakes_and_weights_come_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(
+        "weights = { nightly = 4 }\n[pressure]\ncpu_some = [90.0, 60.0]\n"
+        "[limits]\nmemory_overcommit = 1.5\n"
+    )
+    made = node_config(Settings(), read_config(str(path)), {})
+    assert made.weights == {"nightly": 4.0}
+    assert (made.pressure.cpu_some, made.pressure.memory_full) == ((90.0, 60.0), (5.0, 2.0))
+    assert made.limits.memory_overcommit == 1.5
 
 
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:

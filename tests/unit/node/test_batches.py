@@ -240,6 +240,13 @@ async def test_group_that_gives_up_lets_go_of_what_it_gathered(stand, manual) ->
             await node.lives.delete(sandbox)
 
 
+async def test_client_may_wait_longer_than_one_request_does(stand) -> None:
+    async with stand.serving() as (node, _), sandboxes_of(node) as sandboxes:
+        group = await sandboxes.create_many(2, wait=1e9)
+        group += [one async for one in sandboxes.create_each(SandboxSpec(), 2, wait=1e9)]
+        assert len(group) == 4
+
+
 async def test_group_that_can_never_fit_is_refused_without_waiting(stand) -> None:
     async with stand.serving(limits=Limits(sandboxes_max=4, **FREE)) as (node, _):
         async with sandboxes_of(node) as sandboxes, asyncio.timeout(20):
