@@ -42,7 +42,7 @@ enum {
 };
 
 #define FORWARD_BIT 0x80000000u
-#define AGENT_VERSION "0.1.0"
+#define AGENT_VERSION "0.2.0" /* the minor number counts what was added to the protocol */
 #define NEVER UINT64_MAX
 #define container_of(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import skerry
 from live_node import LiveNode
 from skerry.errors import Conflict, NotFound
 
@@ -322,3 +323,52 @@ def test_client_is_used_from_several_loops_in_turn(live_node):
         return result
 
     assert asyncio.run(end()).stdout == "".join(f"{n}\n" for n in range(12)).encode()
+
+
+def test_everything_works_without_async_too(live_node):
+    with skerry.connect(live_node.url) as client, client.sandboxes.create() as sandbox:
+        command = sandbox.start("read x; echo got $x; exit 4", interactive=True)
+        assert command.poll() is None
+        command.send("word\n")
+        pieces = [event.stdout for event in command.output() if event.stdout]
+        assert b"".join(pieces) == b"got word\n"
+        again = sandbox.command(command.op_id)
+        assert again.wait().exit_code == 4
+        assert [one.op_id for one in sandbox.commands()] == [command.op_id]
+        terminal = skerry.Terminal(30, 90)
+        shell = sandbox.start(["sh"], terminal=terminal, interactive=True)
+        with shell.attach(terminal=terminal) as live:
+            live.send(b"stty size; exit 2\n")
+            text = b"".join(event.stdout or b"" for event in live)
+        assert b"30 90" in text
+        assert shell.wait().exit_code == 2
+
+
+async def test_time_in_which_a_sandbox_is_paused_counts_for_no_timeout(sandbox):
+    commands = [
+        await sandbox.start("sleep 1; echo done", timeout=4),
+        await sandbox.start("sleep 1; echo done", no_output_timeout=4),
+    ]
+    await sandbox.pause()
+    await asyncio.sleep(6)
+    await sandbox.resume()
+    for command in commands:
+        result = await command.wait(timeout=30)
+        assert (result.timed_out, result.stdout) == (False, b"done\n")
+    late = await sandbox.start("sleep 60", timeout=1.5)  # and afterwards the clock goes on
+    assert (await late.wait(timeout=30)).timed_out
+
+
+async def test_paused_sandbox_holds_its_timeouts_over_a_kill_of_the_node(node):
+    async with node.client() as client:
+        sandbox = await client.sandboxes.create()
+        command = await sandbox.start("sleep 1; echo done", timeout=4)
+        await sandbox.pause()
+        node.kill()
+        node.start()
+        await asyncio.sleep(6)
+        assert (await sandbox.info()).state == "paused"
+        await sandbox.resume()
+        result = await command.wait(timeout=30)
+        assert (result.timed_out, result.stdout) == (False, b"done\n")
+        await sandbox.destroy()

@@ -69,7 +69,7 @@ class LiveOperation(msgspec.Struct, frozen=True):
     done: bool
     stdout_total: int
     stderr_total: int
-    stdin_total: int = 0  # bytes of standard input that came inside
+    stdin_total: int | None = None  # bytes of standard input that came inside, if it says so
     stdin_eof: bool = False
 
 

@@ -28,10 +28,17 @@ from skerry.guest.forward import Connection, Forwards, Listener, OnConnection
 from skerry.guest.inlet import Inlet
 from skerry.guest.operation import RunningOperation
 from skerry.wire import guest
-from skerry.wire.frames import Frame, GuestFrame, ProtocolError
-from skerry.wire.starts import encode_start
+from skerry.wire.frames import (
+    HEADER_BYTES,
+    PAYLOAD_BYTES_MAX,
+    Frame,
+    GuestFrame,
+    ProtocolError,
+)
+from skerry.wire.starts import encode_start, takes_long
 
 PINGS_MAX: Final = 16
+FRAME_BYTES_MAX: Final = HEADER_BYTES + PAYLOAD_BYTES_MAX
 _DATA: Final = int(GuestFrame.DATA)
 _log = logging.getLogger("skerry.guest")
 
@@ -111,7 +118,14 @@ class GuestClient:
             rows=rows,
             cols=cols,
         )
-        self._channel.send(encode_start(message, self.generation, operation.handle))
+        frames = encode_start(message, self.generation, operation.handle)
+        new = operation.no_output_ms or operation.script or len(frames) > FRAME_BYTES_MAX
+        if new and not takes_long(self.agent_version):
+            raise InvalidRequest(
+                f"the sandbox was made by an earlier version (agent {self.agent_version}), which has "
+                "no long commands and no no-output timeout"
+            )
+        self._channel.send(frames)
         inlet = None
         if operation.stdin:
             stream = guest.operation_stream(operation.handle, guest.STDIN)
@@ -146,7 +160,7 @@ class GuestClient:
         inlet = resume.inlet if resume is not None else None
         if inlet is not None:
             inlet.resume(self._channel, self.generation)
-        elif stdin:
+        elif stdin and known.stdin_total is not None:
             stream = guest.operation_stream(handle, guest.STDIN)
             inlet = Inlet.adopt(
                 self._channel, self.generation, stream, known.stdin_total, eof=known.stdin_eof
@@ -173,7 +187,8 @@ class GuestClient:
 
     def say_held(self, *, held: bool) -> None:
         """The same, without waiting: it holds for every frame that is sent afterwards."""
-        self._channel.send(guest.encode(guest.Hold(held), self.generation, 0))
+        if takes_long(self.agent_version):
+            self._channel.send(guest.encode(guest.Hold(held), self.generation, 0))
 
     async def listen(self, port: int, on_connection: OnConnection, *, handle: int) -> Listener:
         """Returns once the agent listens on 127.0.0.1 and ::1 inside.

@@ -88,7 +88,7 @@ class KnownOperation(Body, frozen=True):
     done: bool
     stdout_total: int
     stderr_total: int
-    stdin_total: int = 0
+    stdin_total: int | None = None  # None: an agent of before 0.2
     stdin_eof: bool = False
 
 

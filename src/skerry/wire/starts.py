@@ -12,6 +12,12 @@ from skerry.wire.frames import PAYLOAD_BYTES_MAX, Tag, encode_frame
 START_MORE_MAX: Final = 1 << 21  # bytes of a START's fields that may come in MORE frames
 
 
+def takes_long(version: str) -> bool:
+    """Returns whether an agent of that version knows MORE, HOLD, NO_OUTPUT_MS and SCRIPT (0.2)."""
+    minor = version.split(".")[1:2]
+    return bool(minor) and minor[0].isdecimal() and int(minor[0]) >= 2
+
+
 def encode_start(message: guest.Start, generation: int, handle: int) -> bytes:
     """Returns the frames of a START, one or several; InvalidRequest if they would be too many."""
     payload = message.payload()

@@ -69,11 +69,16 @@ class Agent:
         )
         self.send(message, handle << 2)
 
-    async def welcome(self, *operations: guest.KnownOperation, generation: int = GENERATION):
+    async def welcome(
+        self,
+        *operations: guest.KnownOperation,
+        generation: int = GENERATION,
+        version: bytes = b"0.2.0",
+    ):
         hello = await self.expect(guest.Hello, 0)
         self.generation = generation
         raw = tuple(operation.payload() for operation in operations)
-        self.send(guest.Welcome(hello.nonce, generation, b"0.1.0", raw))
+        self.send(guest.Welcome(hello.nonce, generation, version, raw))
 
 
 Connect = Callable[..., Awaitable[tuple[GuestClient, Agent]]]
@@ -107,10 +112,10 @@ async def connect(socketpair) -> AsyncIterator[Connect]:
     """Returns a maker of welcomed (client, agent) pairs; all are closed afterwards."""
     clients: list[GuestClient] = []
 
-    async def make(*operations, generation: int = GENERATION):
+    async def make(*operations, generation: int = GENERATION, version: bytes = b"0.2.0"):
         open_channel, agent = await socketpair()
         task = asyncio.ensure_future(GuestClient.connect(open_channel, nonce=NONCE, timeout=5))
-        await agent.welcome(*operations, generation=generation)
+        await agent.welcome(*operations, generation=generation, version=version)
         client = await task
         clients.append(client)
         return client, agent

@@ -177,6 +177,18 @@ async def test_standard_input_that_was_ended_by_a_lost_process_stays_ended(conne
     await running.wait()
 
 
+async def test_standard_input_of_an_agent_that_does_not_tell_is_lost_with_its_process(connect):
+    client, agent = await connect(known(), version=b"0.1.0")
+    running = client.attach(1, OP_ID, ListSink(), 0, 0, stdin=True)
+    await agent.expect(guest.Attach)
+    agent.send(guest.Credit(77), 4 | 1)  # what the agent has of it, from a host that is gone
+    assert not running.reads
+    with pytest.raises(Conflict):
+        await running.write_stdin(b"x")
+    agent.done(1)
+    await running.wait()
+
+
 async def test_hold_returns_once_the_agent_has_taken_it(connect):
     client, agent = await connect()
     holding = asyncio.ensure_future(client.hold(held=True))

@@ -257,3 +257,13 @@ async def test_agent_that_reads_nothing_is_given_up(connect):
     with pytest.raises(Unavailable, match="does not read"):
         signal_much()
     assert client.lost.done()
+
+
+async def test_agent_of_before_is_asked_for_nothing_that_it_does_not_know(connect):
+    client, agent = await connect(version=b"0.1.0")
+    for more in ({"env": (b"A=" + b"x" * 66_000,)}, {"no_output_ms": 5}, {"script": b"x"}):
+        with pytest.raises(InvalidRequest, match="earlier version"):
+            client.start(operation(**more), ListSink())
+    client.say_held(held=True)
+    client.start(operation(), ListSink())
+    await agent.expect(guest.Start)
