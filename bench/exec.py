@@ -262,9 +262,28 @@ async def rates(result: Result, plan: Plan, ids: list[str], node: int, raw: RawL
 
 
 async def builtins(result: Result, plan: Plan, client: Any, raw: RawLog) -> None:
-    """`builtin_ms`."""
-    result.notes.append("not measured yet: builtin_ms_p50 (needs sessions)")
-    del plan, client, raw
+    """`builtin_ms`: a persistent shell, one client."""
+    sandbox = await client.sandboxes.create("container", **SANDBOX)
+    if not hasattr(sandbox, "session"):
+        await sandbox.destroy()
+        result.notes.append("not measured: builtin_ms_p50 (this checkout has no sessions)")
+        return
+    session = await sandbox.session()
+    await session.run(":")
+
+    async def one(_: int) -> Sample:
+        start = time.perf_counter()
+        done = await session.run(":")
+        end = time.perf_counter()
+        if done.exit_code != 0:
+            raise BenchmarkFailedError(f"a builtin ended as {done}")
+        return {"builtin_ms": (end - start) * 1e3}
+
+    loop = await closed_loop(one, concurrency=1, seconds=plan.seconds)
+    raw.write("builtin", 0, loop.samples)
+    await sandbox.destroy()
+    figures = percentiles(loop.values("builtin_ms"))
+    result.add_percentiles("builtin_ms", "", figures, "ms")
 
 
 async def floods(result: Result, client: Any, raw: RawLog) -> None:

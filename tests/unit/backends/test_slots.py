@@ -156,6 +156,27 @@ async def test_pool_is_filled_and_emptied(pool, answers):
     assert made == dropped == IDLE_MIN
 
 
+async def test_what_a_burst_left_over_is_given_back_in_parts_that_creates_may_take_from(
+    pool, answers, monkeypatch
+):
+    monkeypatch.setattr(slots_module, "DEMAND_WINDOW_S", -1.0)  # the demand is long ago
+    used = [await pool.acquire(MIB) for _ in range(IDLE_MIN * 2 + 40)]
+    for slot in used:
+        await pool.release(slot, clean=True, after=Counters())
+    assert pool.idle == IDLE_MIN * 2 + 40
+    filling = asyncio.create_task(pool._fill())
+    await asyncio.sleep(0)
+    taken = [await pool.acquire(MIB) for _ in range(30)]  # while it is at it
+    pool._wake.set()
+    await filling
+    assert IDLE_MIN * 2 <= pool.idle + 30 <= IDLE_MIN * 2 + 40
+    assert pool.idle <= IDLE_MIN * 2
+    assert sum(type(request) is plan.SlotDrop for request in answers.asked) <= 32
+    for slot in taken:
+        await pool.release(slot, clean=True, after=Counters())
+    pool.check_invariants()
+
+
 async def test_slots_run_out_loudly(pool, monkeypatch):
     monkeypatch.setattr(slots_module, "SLOTS_MAX", 2)
     await pool.acquire(MIB)

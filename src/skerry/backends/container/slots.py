@@ -237,7 +237,9 @@ class SlotPool:
             # Slots for best effort are made when asked for: who asks can wait the 2 ms.
             while self._common() < self.target and not self._closing:
                 self._idle.append(await self._make())
-            for _ in range(min(DROPS_AT_ONCE, len(self._idle) - 2 * self.target)):
+            for _ in range(DROPS_AT_ONCE):
+                if len(self._idle) <= 2 * self.target:  # asked each time: creates take some away
+                    break
                 await self.drop(self._idle.pop(0))
             for slot in list(self._stuck.values()):
                 await self.drop(slot)
