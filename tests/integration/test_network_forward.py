@@ -117,6 +117,33 @@ async def test_node_that_was_killed_forwards_new_connections_and_the_old_one_is_
     assert not left
 
 
+async def test_reverse_forward_is_opened_again_after_the_node_was_killed(layer_store) -> None:
+    node = LiveNode(layer_store).start()
+    try:
+        async with node.client() as client:
+            sandbox = await client.sandboxes.create(detached=True)
+            await with_server(sandbox)
+            script = (
+                "import time, urllib.request as u\n"
+                "for _ in range(200):\n"
+                "    try: print(u.urlopen('http://127.0.0.1:83', timeout=5).read()); break\n"
+                "    except OSError: time.sleep(0.1)\n"
+            )
+            async with (
+                sandbox.forward(8000) as where,
+                sandbox.reverse_forward(83, "127.0.0.1", where.port),
+            ):
+                for kill in (False, True):
+                    if kill:
+                        node.kill()
+                        node.start()
+                    result = await sandbox.run(["python3", "-c", script], timeout=60)
+                    assert "hello from inside" in result.text, result
+            await sandbox.destroy()
+    finally:
+        node.stop()
+
+
 async def test_command_line_forwards_until_it_is_interrupted(live_node, node_client) -> None:
     async with await node_client.sandboxes.create() as sandbox:
         await with_server(sandbox)

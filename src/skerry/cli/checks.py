@@ -13,6 +13,7 @@ from typing import Any
 
 from skerry.cli.density_checks import cpu_class_check, swap_check
 from skerry.cli.findings import Check
+from skerry.cli.network_checks import services_check
 from skerry.cli.secrets import cache_home
 from skerry.cli.words import size
 from skerry.errors import SkerryError
@@ -47,6 +48,7 @@ def host_checks(state_dir: str, run_dir: str) -> list[Check]:
         lambda: run_check(run_dir),
         memory_check,
         swap_check,
+        services_check,
     ]
     return [check() for check in checks]
 

@@ -74,9 +74,9 @@ async def _forward(app: App, sandbox: Sandbox, bind: str, local: int, port: int)
 
 
 async def _reverse(app: App, sandbox: Sandbox, port: int, host: str, target: int) -> None:
-    async with sandbox.reverse_forward(port, host, target):
+    async with sandbox.reverse_forward(port, host, target) as reverse:
         _say(app, f"{sandbox.id}:{port} -> {host}:{target}", port=port, host=host, target=target)
-        await asyncio.Event().wait()
+        await reverse.wait()
 
 
 def _say(app: App, line: str, **what: object) -> None:

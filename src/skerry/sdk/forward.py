@@ -1,7 +1,8 @@
 """Reverse forward: a port inside a sandbox that leads to a server on the client's side.
 
 The node opens no connection of its own: pieces of the forwarded connections come over one WebSocket
-to the client, which connects to the target. So a remote client's loopback servers work too.
+to the client, which connects to the target. So a remote client's loopback servers work too. When the
+node restarts, the port is opened again; connections that were open have ended.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from types import TracebackType
 import aiohttp
 import msgspec
 
-from skerry.errors import Bug, Unavailable
+from skerry.errors import Bug, Conflict, PlatformError, Unavailable
 from skerry.sdk.transport import Transport
 from skerry.wire.http import ForwardFrame, ForwardOpen, StreamEvent
 
 OPEN_WITHIN_S = 30.0
+RECONNECT_FOR_S = 60.0  # how long a node that went away is looked for
+RETRY_S = 0.1
 CHUNK = 60_000
 PENDING_CHUNKS = 64  # of one connection, towards a target that reads slowly
 
@@ -58,24 +61,8 @@ class ReverseForward:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> ReverseForward:
-        self._socket = await self._transport.socket(self._path)
-        await self._socket.send_bytes(_encode(ForwardOpen(self._port)))
-        try:
-            async with asyncio.timeout(OPEN_WITHIN_S):
-                ready = await self._socket.receive()
-        except BaseException as error:
-            await self._socket.close()
-            if isinstance(error, TimeoutError):
-                raise Unavailable(
-                    f"the node did not open port {self._port} within {OPEN_WITHIN_S:g} s"
-                ) from error
-            raise
-        try:
-            _ready(ready)
-        except BaseException:
-            await self._socket.close()
-            raise
-        self._pump = asyncio.create_task(self._receive())
+        await self._open()
+        self._pump = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(
@@ -84,12 +71,62 @@ class ReverseForward:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        tasks = [task for task in (self._pump, *self._tasks) if task is not None]
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+        await self._drop()
+        if self._socket is not None:
+            await self._socket.close()
+
+    async def wait(self) -> None:
+        """Returns never while the forward lives; raises why it has ended for good."""
+        if self._pump is not None:
+            await asyncio.shield(self._pump)
+
+    async def _open(self) -> None:
+        """Returns when the port is open inside; raises why it is not."""
+        socket = await self._transport.socket(self._path)
+        try:
+            await socket.send_bytes(_encode(ForwardOpen(self._port)))
+            async with asyncio.timeout(OPEN_WITHIN_S):
+                _ready(await socket.receive())
+        except TimeoutError as error:
+            await socket.close()
+            raise Unavailable(
+                f"the node did not open port {self._port} within {OPEN_WITHIN_S:g} s"
+            ) from error
+        except BaseException:
+            await socket.close()
+            raise
+        self._socket = socket
+
+    async def _run(self) -> None:
+        """Serves, over restarts of the node too, until the sandbox has ended."""
+        while True:
+            await self._receive()
+            await self._drop()
+            await self._open_again()
+
+    async def _open_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + RECONNECT_FOR_S
+        while True:
+            await asyncio.sleep(RETRY_S)
+            try:
+                await self._open()
+            except (PlatformError, Conflict):  # the old connection may still hold the port
+                if loop.time() > give_up:
+                    raise
+            else:
+                return
+
+    async def _drop(self) -> None:
+        """Ends the connections of a socket that is gone."""
+        tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._socket is not None:
-            await self._socket.close()
+        self._connections.clear()
 
     async def _receive(self) -> None:
         assert self._socket is not None  # noqa: S101 - set before this task is made

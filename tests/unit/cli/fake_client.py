@@ -12,13 +12,14 @@ from click.testing import CliRunner, Result
 
 from skerry.cli.app import App
 from skerry.cli.main import cli
-from skerry.errors import NotFound, SkerryError
+from skerry.errors import NotFound, SkerryError, Unavailable
 from skerry.spec.command import RunResult
 from skerry.spec.files import FileInfo, FileType
 from skerry.spec.layers import LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.http import Health, OpStatus, StreamEvent
+from skerry.wire.network import NetworkView
 
 ONE = "s" + "a" * 20
 TWO = "s" + "b" * 20
@@ -196,6 +197,25 @@ class FakeSandbox:
     async def destroy(self) -> None:
         self.client.destroyed.append(self.id)
 
+    async def network(self) -> NetworkView:
+        return self.client.network
+
+    async def set_network(self, entries: Any) -> NetworkView:
+        self.client.calls.append(("set_network", self.id, tuple(entries)))
+        return NetworkView(network=tuple(entries))
+
+    @contextlib.asynccontextmanager
+    async def forward(self, port: int, local_port: int = 0, **keywords: Any) -> AsyncIterator[Any]:
+        self.client.calls.append(("forward", port, local_port, keywords))
+        raise Unavailable("the test has seen enough")
+        yield
+
+    @contextlib.asynccontextmanager
+    async def reverse_forward(self, port: int, host: str, target: int) -> AsyncIterator[Any]:
+        self.client.calls.append(("reverse_forward", port, host, target))
+        raise Unavailable("the test has seen enough")
+        yield
+
     async def _become(self, state: State, call: str, **keywords: Any) -> SandboxInfo:
         self.client.calls.append((call, self.id, keywords))
         self.client.infos[self.id] = info(self.id, state)
@@ -232,6 +252,7 @@ class FakeClient:
         self.live: FakeLive | None = None
         self.readings: list[NodeUsage] = []
         self.drained = DrainState(draining=False, live=0, commands=0)
+        self.network = NetworkView()
         self.closed = 0
         self.sandboxes = self
         self.images = FakeImages(self)
