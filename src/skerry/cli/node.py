@@ -72,7 +72,8 @@ def node(
     start_logging(quiet=app.quiet, log_format=made.log_format, log_file=made.log_file)
     if name is not None:
         claim_name(made.state_dir, name)
-    app.note(f"node on {made.socket_path}" + (f" and {made.tcp}" if made.tcp else ""))
+    if made.log_format != "json":  # where every line is an object, this one is none
+        app.note(f"node on {made.socket_path}" + (f" and {made.tcp}" if made.tcp else ""))
     try:
         run_node(made)
     except Conflict as error:

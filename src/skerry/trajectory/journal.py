@@ -33,6 +33,7 @@ from skerry.trajectory.segment import (
     make_segment,
     parse_record,
     pread_record,
+    refuse_newer,
     segment_path,
 )
 from skerry.trajectory.table import OFFSET_BITS, OFFSET_MASK, Chain, Position, Segment, place_of
@@ -79,6 +80,7 @@ class Journal:
         journal = cls(directory, now_ns, segment_bytes)
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
+            refuse_newer(directory)
             for name in os.listdir(directory):
                 if name.endswith(".seg.new"):
                     os.unlink(os.path.join(directory, name))

@@ -148,6 +148,28 @@ def decode_header(data: bytes) -> Header | None:
     return header if encode_header(header) == data[:HEADER_BYTES] else None
 
 
+def refuse_newer(directory: str) -> None:
+    """Raises StorageFailed if a segment was written by a version that this one does not know.
+
+    Nothing is changed then: its records would else be taken for damage, and be lost.
+    """
+    for number in segment_numbers(directory):
+        with open(segment_path(directory, number), "rb") as file:
+            data = file.read(HEADER_BYTES)
+        version = int.from_bytes(data[8:10], "little")
+        if data[:8] == MAGIC and version > VERSION and _sealed(data):
+            raise StorageFailed(
+                f"{segment_path(directory, number)} has version {version} of the format, and this "
+                f"is written for {VERSION}: a newer Skerry made it; start that one"
+            )
+
+
+def _sealed(data: bytes) -> bool:
+    """Whether a header of any version carries its own checksum: damage is no newer version."""
+    crc = int.from_bytes(data[12:16], "little")
+    return zlib.crc32(data[:12] + bytes(4) + data[16:HEADER_BYTES]) == crc
+
+
 def make_segment(directory: str, header: Header, size: int) -> int:
     """Makes a preallocated segment, whole or not at all; returns its descriptor.
 

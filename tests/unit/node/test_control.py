@@ -218,3 +218,18 @@ async def test_usage_of_all_live_sandboxes_comes_in_one_answer(stand) -> None:
         assert table["memory_total_bytes"] > table["memory_available_bytes"] > 0
         some = await api.call("GET", "/v1/usage?label=even=True")
         assert [row["id"] for row in some["items"]] == made[:3:2]
+
+
+async def test_idle_time_of_one_sandbox_is_no_other_ones(stand, manual) -> None:
+    """Report 52: not even that of an earlier one with the same key."""
+    async with stand.alive() as node:
+        first = await node.lives.create(SandboxSpec(idle_timeout_s=10, key="k"))
+        busy = await node.lives.create(SandboxSpec(idle_timeout_s=10))
+        await manual.advance(9)
+        await node.lives.delete(first)
+        second = await node.lives.create(SandboxSpec(idle_timeout_s=10, key="k"))
+        await node.operations.run(busy, None, TRUE)
+        await manual.advance(9)
+        assert (second.state, busy.state) == (State.RUNNING, State.RUNNING)
+        await manual.advance(2)
+        assert (second.state, busy.state) == (State.STOPPED, State.STOPPED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import zlib
 
 import pytest
 from hypothesis import given, settings
@@ -395,3 +396,26 @@ def test_record_that_rots_while_the_journal_is_open_stops_no_append(opener, dire
         journal.append(f"s{i}", "k", "x" * 100)
         journal.forget(f"s{i}")
     assert journal.read(Position("old", 5)).data == "4" * 30
+
+
+def test_journal_of_a_newer_version_is_refused_and_left_as_it_is(opener, directory):
+    opener().append("s", "k", 1)
+    path = segment_path(directory, 1)
+    with open(path, "rb") as file:
+        before = file.read()
+    header = bytearray(before[:64])
+    header[8:10] = (7).to_bytes(2, "little")
+    header[12:16] = bytes(4)
+    header[12:16] = zlib.crc32(bytes(header)).to_bytes(4, "little")
+    newer = bytes(header) + before[64:]
+    with open(path, "wb") as file:
+        file.write(newer)
+    with pytest.raises(StorageFailed, match="version 7"):
+        opener()
+    with open(path, "rb") as file:
+        assert file.read() == newer
+    # damage that only looks like another version is damage: what is whole behind it is read
+    damaged = before[:8] + b"\x07\x00" + before[10:]
+    with open(path, "wb") as file:
+        file.write(damaged)
+    assert [record.data for record in opener().replay("s")] == [1]

@@ -179,8 +179,9 @@ class ContainerInstance:
         async with self._freeze:
             if not self.paused:
                 self._froze = True
-                await self._parts.ask(plan.Freeze(self.id))
+                # Also if the answer is lost: it may stand still, and only a thaw makes sure.
                 self.paused = True
+                await self._parts.ask(plan.Freeze(self.id))
                 self._given = await memory.give_back(self._parts, self.id, self.slot, _ALL)
             return self._given
 
@@ -196,7 +197,7 @@ class ContainerInstance:
             if swapped and self._parts.places.prefetch:
                 fetching = memory.fetch(self._parts, self.id, swapped)
                 self._parts.track(asyncio.create_task(fetching))
-            await self._parts.ask(plan.Thaw(self.id))
+            await self._thaw()
             self.paused = False
             await memory.close_swap(self._parts, self.id, self.slot)
 
@@ -222,8 +223,14 @@ class ContainerInstance:
             return
         self._snapshots += 1
         name = f"{self.id}-snap{self._snapshots}"
-        async with self._frozen() as begin:
-            await self._parts.ask(plan.UpperSnapshot(instance=self.id, text=name))
+        try:
+            async with self._frozen() as begin:
+                await self._parts.ask(plan.UpperSnapshot(instance=self.id, text=name))
+        except BaseException:
+            # Also if only the answer was lost: it may be there, and nobody else knows its name.
+            dropping = self._parts.remains.drop_uppers((name,))
+            self._parts.track(asyncio.get_running_loop().create_task(dropping))
+            raise
         frozen = time.monotonic() - begin
         try:
             yield self._upper(name, frozen)
@@ -241,7 +248,17 @@ class ContainerInstance:
                 yield begin
             finally:
                 if not self.paused and self.alive:
-                    await self._parts.ask(plan.Thaw(self.id))
+                    await self._thaw()
+
+    async def _thaw(self) -> None:
+        """Lets it go on, also by a launcher that comes after the one that was asked first."""
+        for tries in range(STOP_TRIES):
+            try:
+                await self._parts.ask(plan.Thaw(self.id))
+                return
+            except Unavailable:
+                if tries == STOP_TRIES - 1 or not self.alive:
+                    raise
 
     async def _drop_snapshot(self, name: str) -> None:
         try:

@@ -115,6 +115,14 @@ class Parts:
             raise Unavailable("the container backend is not running")
         return f"/proc/{self.process.pid}/root"
 
+    def uppers(self) -> set[str]:
+        """Returns the names of all uppers and views; spare ones and trash begin with a dot."""
+        try:
+            names = os.listdir(f"{self.launcher_root()}/upper")
+        except OSError:
+            return set()
+        return {name for name in names if not name.startswith(".")}
+
     def read_counters(self, slot: Slot) -> Counters:
         """Reads a slot's groups."""
         return self.groups.parse(tuple(_read(path) for path in slot.groups.readings))

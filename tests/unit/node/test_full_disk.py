@@ -1,0 +1,89 @@
+"""The journal's disk is full at one kind of record: errors are typed, and no sandbox is lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from skerry.errors import PlatformError, SkerryError, StorageFailed
+from skerry.node import ledger
+from skerry.spec.command import CommandSpec
+from skerry.spec.sandbox import SandboxSpec, State
+from skerry.wire.control import SandboxChange
+
+TRUE = CommandSpec(argv=("true",))
+KINDS = [kind for kind in ledger._KINDS.values() if kind not in ("void", "handles")]
+
+
+async def do_everything(node) -> list[SkerryError]:
+    """Makes a sandbox, uses it in every way, and stops it; returns what was refused."""
+    refused: list[SkerryError] = []
+
+    async def attempt(work):
+        try:
+            return await work
+        except SkerryError as error:
+            refused.append(error)
+            return None
+
+    sandbox = await attempt(node.lives.create(SandboxSpec(key="k")))
+    if sandbox is None:
+        return refused
+    await attempt(node.operations.run(sandbox, None, TRUE))
+    await attempt(node.control.pause(sandbox))
+    await attempt(node.control.resume(sandbox))
+    await attempt(node.control.change(sandbox, SandboxChange(ttl_s=1000)))
+    await attempt(node.operations.run(sandbox, None, TRUE))
+    return refused
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_full_disk_at_this_record_is_told_and_passes(stand, monkeypatch, kind) -> None:
+    async with stand.alive() as node:
+        real = node.ledger._journal.append
+
+        def full(subject, record, data):
+            if record == kind:
+                raise StorageFailed("the disk is full")
+            return real(subject, record, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.ledger._journal, "append", full)
+            refused = await do_everything(node)
+            assert all(isinstance(error, PlatformError) for error in refused)
+            # only the end of a sandbox needs no record: freeing does not wait for a disk
+            assert bool(refused) == (kind != "ending")
+            for sandbox in node.sandboxes:
+                assert sandbox.state is State.RUNNING
+            assert len(stand.world.instances) == len(node.sandboxes)
+        # there is room again: everything works, with the same sandbox
+        assert await do_everything(node) == []
+        node.check_invariants()
+        assert len(node.sandboxes) == 1
+    async with stand.alive() as again:
+        (sandbox,) = again.sandboxes
+        assert (await again.operations.run(sandbox, None, TRUE)).ok
+        await again.lives.delete(sandbox)
+    assert stand.world.instances == {}
+
+
+async def test_delete_with_a_full_disk_leaves_nothing_even_after_a_kill(stand, monkeypatch) -> None:
+    async with stand.alive() as node:
+        made = [await node.lives.create(SandboxSpec()) for _ in range(3)]
+
+        def full(*_: object) -> None:
+            raise StorageFailed("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.ledger._journal, "append", full)
+            await asyncio.gather(*(node.lives.delete(one) for one in made))
+            assert stand.world.instances == {}
+            assert (node.admission.sandboxes, len(node.sandboxes)) == (0, 0)
+    # the journal still tells of them: the next start finds none, and says so
+    async with stand.alive() as again:
+        assert {one.state for one in again.sandboxes} == {State.FAILED}
+        for one in again.sandboxes:
+            await again.lives.delete(one)
+    async with stand.alive() as third:
+        assert len(third.sandboxes) == 0
