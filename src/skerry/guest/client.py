@@ -209,8 +209,14 @@ class GuestClient:
     async def open_port(self, port: int) -> Connection:
         """Returns a connection to a port of the sandbox's loopback; `reset` it when done.
 
-        Raises PortRefused if nothing answers there, Overloaded if too many are open.
+        Raises PortRefused if nothing answers there, Overloaded if too many are open, InvalidRequest
+        if the sandbox is older than this.
         """
+        if not takes_long(self.agent_version):  # an agent of before would not even answer
+            raise InvalidRequest(
+                f"the sandbox was made by an earlier version (agent {self.agent_version}), which "
+                "takes no connections from outside"
+            )
         return await self._forwarding().connect(port)
 
     async def ping(self) -> None:

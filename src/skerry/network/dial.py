@@ -91,14 +91,17 @@ class Dialer:
         self._may_be_private = may_be_private
         self._own_ports = own_ports
 
-    async def dial(self, host: str, port: int) -> Upstream:
+    async def dial(self, host: str, port: int, lookups: asyncio.Semaphore) -> Upstream:
         """Returns a connection to one of the name's allowed addresses, the first that answers.
+
+        `lookups` bounds how many names one sandbox has looked up at once: others want to, too.
 
         The name is looked up once and the addresses that were checked are the ones connected to:
         a second answer of its name server changes nothing. Raises Refused or Failed.
         """
         try:
-            addresses = await self._resolver.addresses(host)
+            async with lookups:
+                addresses = await self._resolver.addresses(host)
         except LookupFailed as error:
             raise Failed(f"{host} cannot be looked up: {error}") from None
         reasons = {address: self._refusal(host, address, port) for address in addresses}

@@ -25,6 +25,7 @@ from skerry.wire.network import NetworkView
 HEAD_S = 30.0  # from the first byte of a connection, or the end of an exchange, to a whole request
 LINGER_S = 2.0  # for a client to read a refusal before its connection is gone
 LINGER_BYTES = 1 << 20
+LOOKUPS_MAX = 4  # names that one sandbox has looked up at once
 
 
 class Answer(Exception):
@@ -41,6 +42,14 @@ class Answer(Exception):
         head = f"HTTP/1.1 {self.status} {self.phrase}\r\nContent-Type: text/plain\r\n"
         head += f"Content-Length: {len(body)}\r\nProxy-Connection: close\r\nConnection: close\r\n"
         return head.encode("ascii", "replace") + b"\r\n" + body
+
+
+class Places:
+    """Connections of all gateways together: each takes a descriptor of the node."""
+
+    def __init__(self, total_max: int) -> None:
+        self.total_max = total_max
+        self.taken = 0
 
 
 class Bounds(NamedTuple):
@@ -86,6 +95,7 @@ class Gateway:
         dialer: Dialer,
         decisions: Decisions,
         bounds: Bounds,
+        places: Places,
         touch: Callable[[], None],
     ) -> None:
         self.policy = Policy()
@@ -93,6 +103,8 @@ class Gateway:
         self._dialer = dialer
         self._decisions = decisions
         self._bounds = bounds
+        self._places = places
+        self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self._touch = touch
         self._visits: set[Visit] = set()
 
@@ -123,16 +135,16 @@ class Gateway:
 
     async def serve(self, stream: Stream) -> None:
         """Serves one connection from inside to its end; never raises for what comes from there."""
-        if len(self._visits) >= self._bounds.connections_max:
-            limit = self._bounds.connections_max
-            text = f"{limit} connections of this sandbox are open already"
-            await _say(stream, Answer(503, "Too many connections of this sandbox", text))
+        full = self._full()
+        if full is not None:
+            await _say(stream, Answer(503, "Too many connections", full))
             return
         self._touch()
         with contextlib.suppress(TimeoutError, SkerryError, Failed):
             async with asyncio.timeout(HEAD_S) as guard:
                 visit = Visit(stream, guard, self._bounds.idle_s)
                 self._visits.add(visit)
+                self._places.taken += 1
                 try:
                     await self._requests(visit)
                 except Answer as answer:
@@ -140,9 +152,18 @@ class Gateway:
                     await _say(stream, answer)
                 finally:
                     self._visits.discard(visit)
+                    self._places.taken -= 1
                     if visit.upstream is not None:
                         visit.upstream.reset()
                     self._touch()
+
+    def _full(self) -> str | None:
+        """Returns why there is no room for another connection, or None."""
+        if len(self._visits) >= self._bounds.connections_max:
+            return f"{self._bounds.connections_max} connections of this sandbox are open already"
+        if self._places.taken >= self._places.total_max:
+            return f"{self._places.total_max} connections of all sandboxes are open already"
+        return None
 
     async def _requests(self, visit: Visit) -> None:
         inside = plain.Side(h11.SERVER, visit.stream, self._bounds.header_bytes_max)
@@ -175,7 +196,7 @@ class Gateway:
         # One address after the other may be tried, each with a limit of its own.
         visit.allow(self._bounds.idle_s)
         try:
-            upstream = await self._dialer.dial(target.host, target.port)
+            upstream = await self._dialer.dial(target.host, target.port, self._lookups)
         except Refused as error:
             raise self._refused(method, target, f"{error}") from None
         except Failed as error:

@@ -37,6 +37,7 @@ class NetworkConfig:
     private: tuple[str, ...] = ()  # names that may have private addresses, e.g. "*.corp.example"
     port: int = 3128  # of the proxy, on the loopback inside
     connections_max: int = 200  # open at once, a sandbox; more are answered with 503
+    connections_node_max: int = 4096  # and of all sandboxes together
     header_bytes_max: int = 16_384  # of one request's or answer's head
     idle_s: float = 300.0  # a connection without a byte for that long is closed
     decisions_max: int = 256  # remembered of each sandbox
@@ -60,6 +61,7 @@ class NetworkConfig:
             raise InvalidRequest("network.port must be between 1 and 65535")
         for what, low, high in (
             ("connections_max", 1, 256),
+            ("connections_node_max", 1, 1 << 20),
             ("header_bytes_max", 1024, 1 << 20),
             ("idle_s", 1, 86_400),
             ("decisions_max", 0, 100_000),

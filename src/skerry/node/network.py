@@ -17,7 +17,7 @@ from skerry.network import inside
 from skerry.network.decision import Decisions
 from skerry.network.dial import Dialer
 from skerry.network.discover import discover
-from skerry.network.gateway import Bounds, Gateway
+from skerry.network.gateway import Bounds, Gateway, Places
 from skerry.network.policy import Policy
 from skerry.network.resolve import Lookup, Resolver, SystemLookup
 from skerry.network.services import NetworkConfig, Service, Services
@@ -43,6 +43,7 @@ class Networks:
     ) -> None:
         self.own_ports: frozenset[int] = frozenset()
         self._config = config
+        self._places = Places(config.connections_node_max)
         self._clock = clock
         self._services = Services(config, discovered)
         self._system = SystemLookup()
@@ -126,6 +127,7 @@ class Networks:
             self._dialer,
             Decisions(sandbox.id, config.decisions_max, self._clock.wall),
             Bounds(config.connections_max, config.header_bytes_max, config.idle_s),
+            self._places,
             lambda: sandbox.touch(self._clock.wall(), self._clock.monotonic()),
         )
 

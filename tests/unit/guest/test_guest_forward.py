@@ -6,7 +6,14 @@ import asyncio
 
 import pytest
 
-from skerry.errors import Conflict, Overloaded, PortRefused, SandboxFailed, Unavailable
+from skerry.errors import (
+    Conflict,
+    InvalidRequest,
+    Overloaded,
+    PortRefused,
+    SandboxFailed,
+    Unavailable,
+)
 from skerry.guest import forward as forward_module
 from skerry.wire import guest
 from skerry.wire.frames import WINDOW
@@ -311,3 +318,10 @@ async def test_lost_channel_ends_connections_that_are_being_made(connect):
     agent.writer.close()
     with pytest.raises(Unavailable):
         await task
+
+
+async def test_agent_of_before_is_not_asked_for_what_it_does_not_know(connect):
+    client, agent = await connect(version=b"0.1.0")
+    with pytest.raises(InvalidRequest, match="earlier version"):
+        await client.open_port(80)
+    assert await sync(client, agent) == []

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from skerry.errors import SandboxFailed
 from skerry.network.decision import Decisions
 from skerry.network.dial import Dialer
-from skerry.network.gateway import Bounds, Gateway
+from skerry.network.gateway import Bounds, Gateway, Places
 from skerry.network.resolve import Resolver
 from skerry.network.services import NetworkConfig, Service, Services
 
@@ -111,9 +111,9 @@ class Stand:
         dialer = Dialer(self.resolver, services.may_be_private, lambda: self.own)
         self.decisions = Decisions("s-test", 100, loop.time)
         self.touched = 0
-        self.gateway = Gateway(
-            dialer, self.decisions, bounds or Bounds(200, 16_384, 30.0), self._touch
-        )
+        self.places = Places(1000)
+        bounds = bounds or Bounds(200, 16_384, 30.0)
+        self.gateway = Gateway(dialer, self.decisions, bounds, self.places, self._touch)
         self.change(*entries)
         self.tasks: set[asyncio.Task] = set()
 

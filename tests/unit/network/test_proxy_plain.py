@@ -305,6 +305,41 @@ async def test_more_connections_than_allowed_are_answered_at_once(make) -> None:
     assert stand.gateway.view().open_connections == 0
 
 
+async def test_connections_of_all_sandboxes_are_bounded_together(make) -> None:
+    stand = make("a.test")
+    stand.places.total_max = 1
+    held = stand.connect()
+    await asyncio.sleep(0)
+    answer = await stand.ask(b"")
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"all sandboxes" in answer
+    held.end()
+    await held.rest()
+    assert stand.places.taken == 0
+    assert (await stand.ask(b"")) == b""
+
+
+async def test_one_sandbox_has_few_names_looked_up_at_once(make) -> None:
+    """A wildcard over a slow name server takes no other sandbox's turn."""
+    stand = make("*.slow.test")
+    asked, go = [], asyncio.Event()
+
+    async def slow(host):
+        asked.append(host)
+        await go.wait()
+        return []
+
+    stand.resolver._lookup = slow
+    line = b"GET http://n%d.slow.test/ HTTP/1.1\r\nHost: n%d.slow.test\r\n\r\n"
+    tasks = [asyncio.ensure_future(stand.ask(line % (n, n))) for n in range(20)]
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert len(asked) == 4
+    go.set()
+    assert all(b" 502 " in answer for answer in await asyncio.gather(*tasks))
+    assert len(asked) == 20
+
+
 async def test_silent_connection_is_closed_after_its_time(make, monkeypatch) -> None:
     from skerry.network import gateway
 
