@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import json
 import os
@@ -20,36 +21,40 @@ from skerry.network.discover import discover
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
-def reachable(word: str) -> tuple[list[str], str]:
+@functools.cache
+def reachable(word: str) -> tuple[tuple[str, ...], str]:
     """Returns the hosts of a service that lead to private addresses here, and why it is no use."""
     try:
         service = discover(word)
     except SkerryError as error:
-        return [], error.message
+        return (), error.message
     private = []
     for entry in service.hosts:
         host, _, port = entry.partition(":")
         try:
-            found = socket.getaddrinfo(host, int(port or 80), type=socket.SOCK_STREAM)
-            with socket.create_connection(found[0][4][:2], timeout=10):
-                pass
+            found = socket.getaddrinfo(host, int(port or 443), type=socket.SOCK_STREAM)
+            try:
+                socket.create_connection(found[0][4][:2], timeout=10).close()
+            except OSError:
+                socket.create_connection((found[0][4][0], 80), timeout=10).close()
         except OSError as error:
-            return [], f"the source of {word} packages is not reachable here: {error}"
+            return (), f"the source of {word} packages is not reachable here: {error}"
         if not_public(ipaddress.ip_address(found[0][4][0])):
             private.append(host)
-    return private, ""
+    return tuple(private), ""
 
 
-FOUND = {word: reachable(word) for word in ("pypi", "npm", "debian")}
-
-
-def needs(word: str):
-    return pytest.mark.skipif(bool(FOUND[word][1]), reason=FOUND[word][1] or "it is there")
+def needs(word: str) -> None:
+    """Skips the test where the packages cannot be had."""
+    reason = reachable(word)[1]
+    if reason:
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")
 def node(layer_store):
-    private = [host for hosts, _ in FOUND.values() for host in hosts]
+    words = ("pypi", "npm", "debian")
+    private = [host for word in words for host in reachable(word)[0]]
     node = LiveNode(layer_store, options=f"[network]\nprivate = {json.dumps(private)}\n").start()
     try:
         yield node
@@ -85,8 +90,8 @@ async def ok(box, command, **keywords) -> str:
     return result.text
 
 
-@needs("pypi")
 async def test_pip_installs_a_package(make) -> None:
+    needs("pypi")
     box = await make("pypi")
     await ok(box, ["pip", "install", "six"])
     assert (await ok(box, ["python3", "-c", "import six; print(six.__name__)"])) == "six\n"
@@ -99,8 +104,8 @@ async def test_pip_installs_a_package(make) -> None:
     assert refused.exit_code != 0  # past the proxy there is no way
 
 
-@needs("debian")
 async def test_apt_updates_and_installs_a_package_and_leaves_no_setting(make) -> None:
+    needs("debian")
     box = await make("debian")
     # Some mirrors are frozen; their lists are then older than apt wants them to be.
     fresh = ["-o", "Acquire::Check-Valid-Until=false", "-o", "Acquire::Check-Date=false"]
@@ -112,16 +117,16 @@ async def test_apt_updates_and_installs_a_package_and_leaves_no_setting(make) ->
     assert not [path for path in changed if path.startswith(("/etc/apt", "/run"))]
 
 
-@needs("debian")
 async def test_without_the_word_apt_reaches_nothing(make) -> None:
-    box = await make("pypi") if not FOUND["pypi"][1] else await make("nothing.example")
+    needs("debian")
+    box = await make("nothing.example")
     result = await box.run("apt-get update; apt-get install -y hello", timeout=120)
     assert result.exit_code != 0
 
 
-@needs("npm")
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node here to be put into a sandbox")
 async def test_npm_installs_a_package(make) -> None:
+    needs("npm")
     box = await make("npm")
     program = os.path.realpath(str(shutil.which("npm")))
     tree = str(Path(program).parents[1])
