@@ -372,3 +372,18 @@ async def test_paused_sandbox_holds_its_timeouts_over_a_kill_of_the_node(node):
         result = await command.wait(timeout=30)
         assert (result.timed_out, result.stdout) == (False, b"done\n")
         await sandbox.destroy()
+
+
+async def test_attached_command_that_stops_reading_ends_as_it_would_in_a_pipe(sandbox):
+    async with sandbox.attach("head -n 1; exec <&-; sleep 0.5; exit 6") as live:
+
+        async def flood():
+            while True:
+                await live.send(b"y\n" * 30_000)
+
+        feeding = asyncio.create_task(flood())
+        events = [event async for event in live]
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+    assert events[-1].result.exit_code == 6
+    assert b"".join(event.stdout or b"" for event in events) == b"y\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from skerry.errors import Conflict, InvalidRequest, SkerryError
 from skerry.guest.operation import RunningOperation
@@ -129,7 +130,9 @@ class Attached:
             return
         async with Feed(self._op) as turn:
             taken = await turn.taken()
-            if taken.open:
+            if not taken.open:
+                return
+            with contextlib.suppress(Conflict):  # it closed its input, or ended, meanwhile
                 await turn.write(taken.offset, data)
 
 
