@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -21,7 +21,10 @@ _to_json: Final = msgspec.json.Encoder().encode
 class Decisions:
     """The last decisions about one sandbox, oldest first, and how many there were of each kind."""
 
-    def __init__(self, sandbox: str, kept_max: int, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, sandbox: str, kept_max: int, wall: Callable[[], float], all_counts: Counter[str]
+    ) -> None:
+        self._all_counts = all_counts  # of every sandbox
         self._sandbox = sandbox
         self._wall = wall
         self._kept: deque[Decision] = deque(maxlen=kept_max)
@@ -51,6 +54,7 @@ class Decisions:
         )
         self._kept.append(decision)
         self._counts[verdict] += 1
+        self._all_counts[verdict] += 1
         if not LINES_S > decision.at - self._window >= 0:
             if self._lines > LINES_MAX:
                 log.warning("%s %d more decisions", self._sandbox, self._lines - LINES_MAX)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -45,11 +46,12 @@ class Answer(Exception):
 
 
 class Places:
-    """Connections of all gateways together: each takes a descriptor of the node."""
+    """What all gateways have together: connections, each a descriptor of the node, and counts."""
 
     def __init__(self, total_max: int) -> None:
         self.total_max = total_max
         self.taken = 0
+        self.counts: Counter[str] = Counter()  # decisions by their verdict
 
 
 class Bounds(NamedTuple):

@@ -115,6 +115,12 @@ class Networks:
             sandbox.proxy_port = await link.listen(self._config.port, gateway.serve)
         await self.prepare(sandbox, link, await link.ready())
 
+    def gauges(self) -> dict[str, float]:
+        """Returns what the proxy of all sandboxes does, for the page of metrics."""
+        verdicts = ("allowed", "refused", "failed")
+        counts = {f"network_{word}_total": float(self._places.counts[word]) for word in verdicts}
+        return {"network_connections": float(self._places.taken), **counts}
+
     def view(self, sandbox: Sandbox) -> NetworkView:
         """Returns the sandbox's policy and the last decisions."""
         if sandbox.gateway is None:
@@ -125,7 +131,7 @@ class Networks:
         config = self._config
         return Gateway(
             self._dialer,
-            Decisions(sandbox.id, config.decisions_max, self._clock.wall),
+            Decisions(sandbox.id, config.decisions_max, self._clock.wall, self._places.counts),
             Bounds(config.connections_max, config.header_bytes_max, config.idle_s),
             self._places,
             lambda: sandbox.touch(self._clock.wall(), self._clock.monotonic()),

@@ -66,6 +66,7 @@ class Node:
             **self.admission.gauges(),
             **self.loop_watch.gauges(),
             **self.ledger.gauges(),
+            **self.networks.gauges(),
             "uptime_seconds": round(self.clock.wall() - self.started, 3),
             "draining": float(self.drain.on),
             "timers": len(self.timers),

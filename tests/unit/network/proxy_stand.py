@@ -109,9 +109,9 @@ class Stand:
         loop = asyncio.get_running_loop()
         self.resolver = Resolver(self._lookup, network.addresses, loop.time)
         dialer = Dialer(self.resolver, services.may_be_private, lambda: self.own)
-        self.decisions = Decisions("s-test", 100, loop.time)
-        self.touched = 0
         self.places = Places(1000)
+        self.decisions = Decisions("s-test", 100, loop.time, self.places.counts)
+        self.touched = 0
         bounds = bounds or Bounds(200, 16_384, 30.0)
         self.gateway = Gateway(dialer, self.decisions, bounds, self.places, self._touch)
         self.change(*entries)

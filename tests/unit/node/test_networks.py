@@ -243,6 +243,19 @@ async def test_apt_is_told_in_files_that_no_diff_shows(stand) -> None:
         assert await read(api, other, "/run/skerry/apt.conf") is None
 
 
+async def test_page_of_metrics_counts_what_the_proxy_said(stand, site) -> None:
+    async with stand.serving(network=network()) as (_, api):
+        sid = await api.create(network=[f"site.test:{site}"])
+        await ask(stand, sid, line("site.test", site))
+        for _ in range(2):
+            await ask(stand, sid, line("evil.example"))
+        async with api.session.get("/metrics") as answer:
+            page = await answer.text()
+    assert "skerry_network_allowed_total 1" in page
+    assert "skerry_network_refused_total 2" in page
+    assert "skerry_network_connections 0" in page
+
+
 async def test_ended_sandbox_still_shows_what_it_asked_for(stand) -> None:
     async with stand.serving() as (_, api):
         sid = await api.create(network=["pypi"])
