@@ -85,7 +85,9 @@ class Client:
     @contextlib.asynccontextmanager
     async def sandbox(self, **spec: Any):
         """A sandbox for a block."""
-        spec = {"memory": "256MiB", "pids": 64, "labels": self.labels, **spec}
+        kind = "best-effort" if self.chance.random() < 0.15 else "latency-sensitive"
+        base = {"memory": "256MiB", "pids": 64, "labels": self.labels, "cpu_class": kind}
+        spec = {**base, **spec}
         made = await self.tell.op("create", self.sdk.sandboxes.create("container", **spec))
         try:
             yield made

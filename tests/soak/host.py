@@ -149,7 +149,7 @@ class Host:
         uppers = os.listdir(f"/proc/{launcher}/root/upper")
         if len(uppers) > SPARE_UPPERS_MAX:
             out.append(f"{len(uppers)} uppers")
-        out += [f"upper {name}" for name in uppers if name.startswith("s") and len(name) == 21]
+        out += [f"upper {name}" for name in uppers if not name.startswith(".")]
         mounts = len(Path(f"/proc/{launcher}/mountinfo").read_bytes().splitlines())
         self._mounts = self._mounts or mounts
         if mounts > self._mounts + 4:

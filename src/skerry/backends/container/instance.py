@@ -18,7 +18,7 @@ from skerry.backends.container.remains import remove_groups_below
 from skerry.backends.container.slots import Slot
 from skerry.backends.shared.cgroup import Counters, Limits
 from skerry.backends.shared.launcher import LauncherFailed
-from skerry.errors import SandboxFailed, StorageFailed, Unavailable
+from skerry.errors import SandboxFailed, SkerryError, StorageFailed, Unavailable
 from skerry.spec.layers import LayerFile
 from skerry.spec.sandbox import Usage
 from skerry.wire import plan
@@ -234,6 +234,8 @@ class ContainerInstance:
         frozen = time.monotonic() - begin
         try:
             yield self._upper(name, frozen)
+        except OSError as error:
+            raise self._unreadable(error) from error
         finally:
             await self._drop_snapshot(name)
 
@@ -261,11 +263,19 @@ class ContainerInstance:
                     raise
 
     async def _drop_snapshot(self, name: str) -> None:
-        try:
-            await self._parts.ask_raw(plan.UpperDrop(name))
-        except LauncherFailed as error:
-            if error.errno != errno.ENOENT:
-                raise error.to_error() from error
+        """Deletes it, also by a launcher that comes after the one that was asked first."""
+        for tries in range(STOP_TRIES):
+            try:
+                await self._parts.ask_raw(plan.UpperDrop(name))
+                return
+            except LauncherFailed as error:
+                if error.errno == errno.ENOENT:
+                    return
+                if not isinstance(error.to_error(), Unavailable) or tries == STOP_TRIES - 1:
+                    raise error.to_error() from error
+            except Unavailable:
+                if tries == STOP_TRIES - 1:
+                    raise
 
     def _upper(self, name: str, frozen: float) -> Upper:
         root = self._parts.launcher_root()
@@ -273,6 +283,12 @@ class ContainerInstance:
         try:
             os.stat(path)
         except OSError as error:
-            raise StorageFailed(f"the view of {self.id} cannot be read: {error}") from error
+            raise self._unreadable(error) from error
         lowers = tuple(f"{root}/layers/{layer.id}" for layer in reversed(self.facts.layers))
         return Upper(path, self.slot.uid_base, lowers, frozen)
+
+    def _unreadable(self, error: OSError) -> SkerryError:
+        """Returns what it means that a view cannot be read: it is seen through the launcher."""
+        if error.errno == errno.ENOENT and str(error.filename).startswith("/proc/"):
+            return Unavailable(f"the launcher was lost under the view of {self.id}")
+        return StorageFailed(f"the view of {self.id} cannot be read: {error}")
