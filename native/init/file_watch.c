@@ -18,6 +18,7 @@
 
 enum {
 	PAIR_MS = 20,	/* how long the second half of a move may take */
+	LOOK_MS = 2000, /* where nobody tells that the watched path itself is gone */
 	PAIRS_MAX = 64,
 	TOLD_MAX = 4096, /* names that a scan told, remembered until the queue tells them */
 };
@@ -41,6 +42,7 @@ static struct told told[TOLD_MAX];
 static uint32_t told_next;
 
 static int queue, root, root_wd;
+static int above_wd = WATCH_NONE; /* the directory that root is in */
 static bool recursive;
 static const char *only; /* one name in root, or NULL */
 static char path[TREE_PATH], from[TREE_PATH];
@@ -250,6 +252,27 @@ static void lost_some(void)
 	watch_sweep(kernel_unwatch);
 }
 
+/* We hold root open, so the kernel does not tell its removal by root's own watch. */
+static void above_watch(void)
+{
+	int fd = openat(root, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct stat here, above;
+
+	/* Of "/" it is the same, and a second watch would take the place of the first. */
+	if (fd >= 0 && !fstat(root, &here) && !fstat(fd, &above) &&
+	    (here.st_ino != above.st_ino || here.st_dev != above.st_dev))
+		above_wd = kernel_watch(fd, IN_DELETE | IN_ONLYDIR);
+	if (fd >= 0)
+		close(fd);
+}
+
+static bool root_gone(void)
+{
+	struct stat st;
+
+	return fstat(root, &st) || !st.st_nlink;
+}
+
 /* False when there is nothing left to watch. */
 static bool event_take(const struct inotify_event *e)
 {
@@ -261,6 +284,10 @@ static bool event_take(const struct inotify_event *e)
 		return true;
 	}
 	if (e->wd == root_wd && e->mask & (IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT | IN_IGNORED)) {
+		tell('d', true, "", "");
+		return false;
+	}
+	if (e->wd == above_wd && root_gone()) {
 		tell('d', true, "", "");
 		return false;
 	}
@@ -317,10 +344,15 @@ static void watch_loop(void)
 		ssize_t n;
 
 		out_flush();
-		if (poll(p, 2, halves_open() ? PAIR_MS : -1) == 0)
+		if (poll(p, 2, halves_open() ? PAIR_MS : above_wd == WATCH_NONE ? LOOK_MS : -1) == 0) {
 			for (int i = 0; i < PAIRS_MAX; i++)
 				if (halves[i].cookie)
 					half_lost(&halves[i]);
+			if (root_gone()) {
+				tell('d', true, "", "");
+				return;
+			}
+		}
 		if (p[1].revents & (POLLERR | POLLHUP))
 			return; /* nobody listens any more */
 		if (!(p[0].revents & POLLIN))
@@ -356,6 +388,7 @@ void file_watch(char **argv)
 		file_fail(errno, "watches");
 	root_wd = kernel_watch(root, DIRECTORY_EVENTS | ROOT_EVENTS);
 	watch_enter(root_wd, WATCH_NONE, "");
+	above_watch();
 	fd = recursive ? openat(root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
 	if (fd >= 0)
 		scan(fd, root_wd, false, 0);
