@@ -14,12 +14,14 @@ import click
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
 from skerry.cli.loop import Lane
+from skerry.cli.words import shown
 from skerry.errors import FileRefused, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from skerry.aio import Sandbox
 
 _REMOTE = re.compile(r"(s[a-z2-7]{20}):(.*)", re.DOTALL)
+NOTES_SHOWN = 20
 Progress = Callable[[int], None]
 
 
@@ -110,8 +112,9 @@ async def _upload(app: App, sandbox: Sandbox, here: Place, there: Place, user: s
     with progress_bar(app, f"to {target}", local_size(here.path)) as advance:
         if os.path.isdir(here.path):
             await sandbox.files.mkdir(target, parents=True, user=user)
-        await sandbox.files.upload(here.path, target, user=user, progress=advance)
-        return advance.count
+        done = await sandbox.files.upload(here.path, target, user=user, progress=advance)
+    tell(app, done.notes)
+    return advance.count
 
 
 async def _download(app: App, sandbox: Sandbox, here: Place, there: Place, user: str | None) -> int:
@@ -135,8 +138,17 @@ async def _download(app: App, sandbox: Sandbox, here: Place, there: Place, user:
         total = info.size if str(info.type) == "f" else None
     source = here.path.rstrip("/") + "/." if directory else here.path
     with progress_bar(app, f"to {target}", total) as advance:
-        await sandbox.files.download(source, target, user=user, progress=advance)
-        return advance.count
+        done = await sandbox.files.download(source, target, user=user, progress=advance)
+    tell(app, done.notes)
+    return advance.count
+
+
+def tell(app: App, notes: tuple[str, ...]) -> None:
+    """Says what was left out, or changed while it was read."""
+    for note in notes[:NOTES_SHOWN]:
+        app.warn(f"cp: {shown(note)}")
+    if len(notes) > NOTES_SHOWN:
+        app.warn(f"cp: and {len(notes) - NOTES_SHOWN} more")
 
 
 class Counter:

@@ -17,6 +17,7 @@ COMMANDS = {
     "exec": ("skerry.cli.run:exec_", "Run a command in a live sandbox."),
     "shell": ("skerry.cli.shell:shell", "Open a terminal in a live or a new sandbox."),
     "cp": ("skerry.cli.copy:cp", "Copy files and trees into and out of a sandbox."),
+    "watch": ("skerry.cli.watch:watch", "Tell what happens to files in a sandbox."),
     "forward": ("skerry.cli.forward:forward", "Reach a port inside from here, or the reverse."),
     "ps": ("skerry.cli.ops:ps", "List the commands that run in a sandbox."),
     "attach": ("skerry.cli.ops:attach", "Join a command that runs."),

@@ -29,3 +29,8 @@ def plural(count: int, word: str) -> str:
     if count == 1:
         return f"1 {word}"
     return f"{count} {word}{'es' if word.endswith(('x', 's')) else 's'}"
+
+
+def shown(name: str) -> str:
+    """Returns a file's name for a terminal: what is no printable text is escaped."""
+    return name if name.isprintable() else ascii(name)[1:-1]

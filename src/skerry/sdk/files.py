@@ -179,7 +179,7 @@ class AsyncFiles:
 
     async def watch(
         self, path: str, *, recursive: bool = False, user: str | None = None
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent]:
         """Yields what happens at and below a path, until it is gone (its removal is the last event).
 
         READY comes first: what happens after it is not missed. With `recursive` new directories are

@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 from skerry.cli.app import App
 from skerry.cli.main import cli
 from skerry.errors import NotFound, SkerryError, Unavailable
+from skerry.sdk.transfer import Transfer
 from skerry.spec.command import RunResult
-from skerry.spec.files import FileInfo, FileType
+from skerry.spec.files import FileInfo, FileType, WatchEvent, WatchKind
 from skerry.spec.layers import LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.control import DrainState, NodeUsage
@@ -59,13 +60,21 @@ class FakeFiles:
     async def mkdir(self, path: str, **keywords: Any) -> None:
         self.calls.append(("mkdir", path))
 
-    async def upload(self, local: str, path: str, **keywords: Any) -> None:
+    async def upload(self, local: str, path: str, **keywords: Any) -> Transfer:
         self.calls.append(("upload", local, path))
         keywords["progress"](5)
+        return Transfer(5)
 
-    async def download(self, path: str, local: str, **keywords: Any) -> None:
+    async def download(self, path: str, local: str, **keywords: Any) -> Transfer:
         self.calls.append(("download", path, local))
         keywords["progress"](7)
+        return Transfer(7, ("skipped a\npipe (a FIFO)",))
+
+    async def watch(self, path: str, **keywords: Any) -> AsyncIterator[WatchEvent]:
+        self.calls.append(("watch", path, keywords["recursive"]))
+        yield WatchEvent(WatchKind.READY, path, directory=True)
+        yield WatchEvent(WatchKind.MOVED, f"{path}/b\n", source=f"{path}/a")
+        yield WatchEvent(WatchKind.OVERFLOW, path, directory=True)
 
     async def write(self, path: str, content: AsyncIterator[bytes], **keywords: Any) -> None:
         self.content[path] = b"".join([chunk async for chunk in content])

@@ -180,3 +180,18 @@ def test_cp_json_counts_bytes(tmp_path: Path) -> None:
     source.write_text("hello")
     result = invoke(two(), "cp", "--json", str(source), f"{ONE}:/x")
     assert json.loads(result.stdout)["bytes"] == 5
+
+
+def test_watch_tells_a_line_an_event() -> None:
+    done = invoke(two(), "watch", "-r", f"{ONE}:/srv")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == ["moved      /srv/b\\n  from /srv/a", "overflow   /srv"]
+    assert invoke(two(), "watch", "/here").exit_code == 125
+
+
+def test_cp_says_what_was_left_out(tmp_path: Path) -> None:
+    client = two()
+    client.files.content["/srv/f"] = b"x"
+    done = invoke(client, "cp", f"{ONE}:/srv/f", str(tmp_path / "f"))
+    assert done.exit_code == 0
+    assert "skipped a\\npipe (a FIFO)" in done.stderr

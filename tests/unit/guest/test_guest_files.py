@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.errors import FileRefused, NotFound, Unavailable
+from skerry.errors import DiskFull, FileDenied, FileRefused, NotFound, Unavailable
 from skerry.guest.api import Outcome
 from skerry.guest.files import GuestFiles
-from skerry.guest.records import helper_error, parse_records
+from skerry.guest.records import event_reader, helper_error, info_reader, parse_records
 from skerry.spec.files import FileInfo, FileType
 from skerry.wire import guest
 from skerry.wire.frames import WINDOW
@@ -288,3 +289,47 @@ def test_hostile_record_is_refused(data):
 
 def test_success_is_no_error():
     assert helper_error(Outcome(exit_code=0), b"2 open\n", "/x") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "fault"),
+    [
+        (b"2 open", NotFound, "caller"),
+        (b"13 open", FileDenied, "caller"),
+        (b"1 chown", FileDenied, "caller"),
+        (b"28 write", DiskFull, "sandbox"),
+        (b"122 write", DiskFull, "sandbox"),
+        (b"17 create", FileRefused, "sandbox"),
+    ],
+)
+def test_failures_have_classes_by_their_errno(text, kind, fault) -> None:
+    error = helper_error(Outcome(exit_code=1), text + b"\n", "/p")
+    assert type(error) is kind
+    assert (error.fault, error.fields["path"]) == (fault, "/p")
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=40).filter(lambda name: b"\0" not in name)), st.data()
+)
+def test_records_cut_anywhere_are_read_whole(names, data) -> None:
+    stream = b"".join(b"f 644 0 0 1 2 %d 0 4096\n%s" % (len(name), name) for name in names)
+    cut = data.draw(st.integers(0, len(stream)))
+    reader = info_reader()
+    found = reader.feed(stream[:cut]) + reader.feed(stream[cut:])
+    reader.finish()
+    assert [os.fsencode(info.name) for info in found] == names
+    if stream:
+        short = info_reader()
+        short.feed(stream[:-1])
+        with pytest.raises(FileRefused):
+            short.finish()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_as_events_are_events_or_refused(data) -> None:
+    reader = event_reader("/w")
+    try:
+        reader.feed(data)
+        reader.finish()
+    except FileRefused:
+        return

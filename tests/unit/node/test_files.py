@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import struct
 
 import msgspec
 import pytest
 
+from skerry.spec.files import WatchEvent, WatchKind
+from skerry.wire.files import FILES_STREAM, FileEvent
 from skerry.wire.http import StreamEvent
 
 
@@ -215,3 +218,80 @@ async def test_health_names_the_backends(stand, manual) -> None:
         await manual.advance(1)
         health = await api.call("GET", "/v1/health")
         assert health["backends"]["container"] == "no user namespaces"
+
+
+def file_events(data: bytes) -> list[FileEvent]:
+    found = []
+    while data:
+        (length,) = struct.unpack_from("<I", data)
+        found.append(msgspec.msgpack.decode(data[4 : 4 + length], type=FileEvent))
+        data = data[4 + length :]
+    return found
+
+
+async def test_walk_streams_entries_and_says_that_it_is_done(stand) -> None:
+    async with stand.serving() as (_, api):
+        sid = await api.create()
+        base = f"/v1/sandboxes/{sid}/files"
+        for name in ("a.py", "d/b.py", "d/c.txt"):
+            await api.call("PUT", f"{base}?path=/w/{name}&parents=1", data=b"x")
+        async with api.session.get(f"{base}/walk?path=/w&glob=*.py") as answer:
+            assert answer.headers["content-type"] == FILES_STREAM
+            *entries, done = file_events(await answer.read())
+        assert done == FileEvent(done=True)
+        names = [info.name for event in entries for info in event.entries or ()]
+        assert names == ["a.py", "d/b.py"]
+        for bad in ("types=z", "depth=0", "glob=" + "**/" * 5 + "x", "glob=%00"):
+            await api.call("GET", f"{base}/walk?path=/w&{bad}", status=422)
+        await api.call("GET", f"{base}/walk?path=/none", status=404)
+
+
+async def test_watch_streams_events_until_the_client_goes(stand) -> None:
+    async with stand.serving() as (node, api):
+        sid = await api.create()
+        base = f"/v1/sandboxes/{sid}/files"
+        await api.call("POST", f"{base}/op", {"op": "mkdir", "path": "/w"})
+        async with api.session.get(f"{base}/watch?path=/w&recursive=1") as answer:
+            (ready,) = file_events(await answer.content.readany())
+            assert ready.watch == WatchEvent(WatchKind.READY, "/w", directory=True)
+            assert node.sandboxes.get(sid).busy == 0  # looking on is no activity
+            await api.call("PUT", f"{base}?path=/w/f", data=b"x")
+            (created,) = file_events(await answer.content.readany())
+            assert created.watch == WatchEvent(WatchKind.CREATED, "/w/f")
+        async with api.session.get(f"{base}/watch?path=/w") as answer:
+            await answer.content.readany()
+            await api.call("POST", f"{base}/op", {"op": "remove", "path": "/w", "recursive": True})
+            last = file_events(await answer.content.read())[-1]
+            assert last == FileEvent(done=True)
+
+
+async def test_names_that_are_no_utf8_come_back_as_bytes(stand) -> None:
+    async with stand.serving() as (_, api):
+        sid = await api.create()
+        base = f"/v1/sandboxes/{sid}/files"
+        await api.call("PUT", f"{base}?path=/%FF", data=b"x")
+        op = {"op": "stat", "path_bytes": base64.b64encode(b"/\xff").decode()}
+        (info,) = await api.call("POST", f"{base}/op", op)
+        assert base64.b64decode(info["raw_name"]) == b"\xff"
+        assert info["name"] == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        {"op": "copy", "path": "/a"},
+        {"op": "chown", "path": "/a"},
+        {"op": "chown", "path": "/a", "owner": ":"},
+        {"op": "truncate", "path": "/a"},
+        {"op": "truncate", "path": "/a", "size": -1},
+        {"op": "utime", "path": "/a", "mtime": 1e300},
+        {"op": "symlink", "path": "/a", "to": ""},
+        {"op": "melt", "path": "/a"},
+        {"op": "stat"},
+    ],
+)
+async def test_operation_that_lacks_something_is_refused_before_it_goes_inside(stand, op) -> None:
+    async with stand.serving() as (_, api):
+        sid = await api.create()
+        error = await api.call("POST", f"/v1/sandboxes/{sid}/files/op", op, status=422)
+        assert error["code"] == "invalid"
