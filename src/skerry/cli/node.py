@@ -109,6 +109,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     """Returns the checked configuration: defaults, then the file, then what was given as options."""
     import msgspec
 
+    from skerry.density.idle import IdleMarks
     from skerry.density.pressure import Marks
     from skerry.network.services import NetworkConfig, Service
     from skerry.node.config import Limits, NodeConfig
@@ -117,6 +118,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     refuse_unknown(content, NodeConfig, "")
     refuse_unknown(content.get("limits", {}), Limits, "limits.")
     refuse_unknown(content.get("pressure", {}), Marks, "pressure.")
+    refuse_unknown(content.get("idle_reclaim", {}), IdleMarks, "idle_reclaim.")
     network = content.get("network", {})
     refuse_unknown(network, NetworkConfig, "network.")
     services = network.get("services", {})

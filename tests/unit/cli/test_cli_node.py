@@ -34,6 +34,13 @@ def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) ->
     assert (made.state_dir, made.tcp) == ("/c", "127.0.0.1:2")
 
 
+def test_swap_and_idle_reclaim_are_configured() -> None:
+    content = {"zram": "1GiB", "idle_reclaim": {"when": "off", "idle_s": 5.0}}
+    made = node_config(Settings(), content, {"zram": None})
+    assert (made.zram, made.idle_reclaim.when, made.idle_reclaim.idle_s) == ("1GiB", "off", 5.0)
+    assert node_config(Settings(), content, {"zram": "2GiB"}).zram == "2GiB"
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -42,6 +49,10 @@ def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) ->
         {"limits": 3},
         {"limits": {"connections_max": 0}},
         {"pressure": {"memory": [20.0, 10.0]}},
+        {"idle_reclaim": {"idle": 3.0}},
+        {"idle_reclaim": {"when": "always"}},
+        {"zram": "much"},
+        {"zram": 3},
         {"pressure": {"memory_some": [10.0, 20.0]}},
         {"pressure": {"memory_some": 10.0}},
         {"weights": {"job": 0}},
