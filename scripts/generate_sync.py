@@ -15,11 +15,22 @@ import sys
 from pathlib import Path
 
 SDK = Path(__file__).parents[1] / "src" / "skerry" / "sdk"
-SOURCES = ("stream", "connect", "command", "files", "sandbox", "sandboxes", "images", "client")
+SOURCES = (
+    "stream",
+    "connect",
+    "command",
+    "session",
+    "files",
+    "sandbox",
+    "sandboxes",
+    "images",
+    "client",
+)
 CLASSES = {
     "LiveCommand": "LiveCommand",
     "AsyncConnection": "Connection",
     "AsyncCommandHandle": "CommandHandle",
+    "AsyncSession": "Session",
     "AsyncFiles": "Files",
     "AsyncSandbox": "Sandbox",
     "AsyncSandboxes": "Sandboxes",
@@ -45,6 +56,7 @@ from skerry.sdk import files as _files
 from skerry.sdk import images as _images
 from skerry.sdk import sandbox as _sandbox
 from skerry.sdk import sandboxes as _sandboxes
+from skerry.sdk import session as _session
 from skerry.sdk import stream as _stream
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
@@ -62,6 +74,7 @@ from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.batch import BatchItem
 from skerry.wire.http import Health, OpStatus, StreamEvent
 from skerry.wire.network import NetworkView
+from skerry.wire.sessions import SessionInfo
 
 '''
 TAIL = '''
@@ -130,6 +143,7 @@ def connect(
 '''
 PREPARE = {
     "CommandHandle": "        self.op_id = inner.op_id\n",
+    "Session": "        self.id = inner.id\n        self.shell = inner.shell\n",
     "Sandbox": (
         "        self.id = inner.id\n"
         "        self.created_as = inner.created_as\n"
@@ -155,6 +169,18 @@ EXTRA = {
         with self._portal.block(self._inner.reverse_forward(port, host, target_port)):
             yield
 ''',
+    "Session": """
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+""",
     "CommandHandle": '''
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -181,7 +207,7 @@ def sync_type(text: str) -> str:
     """Returns an annotation with the async names replaced."""
     text = text.replace("AsyncIterator", "Iterator").replace("AsyncGenerator", "Iterator")
     return re.sub(
-        r"\b(Async(?:Sandboxes|Sandbox|Files|Images|Connection|CommandHandle))\b",
+        r"\b(Async(?:Sandboxes|Sandbox|Files|Images|Connection|CommandHandle|Session))\b",
         lambda m: CLASSES[m[1]],
         text,
     )

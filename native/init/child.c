@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "creds.h"
-#include "init.h"
+#include "session.h"
 #include "weak.h"
 
 /* Five bytes is the shortest field. Tables that are not used cost no memory. */
@@ -228,6 +228,17 @@ static void script_give(const struct launch *l)
 		child_fail(l->status, STEP_ARGS, errno);
 }
 
+/* The driver of a session finds its script and its pipe of answers by number. */
+static void session_give(const struct launch *l)
+{
+	int file = fcntl(l->script, F_DUPFD_CLOEXEC, SESSION_FD_ANSWER + 1);
+	int answer = fcntl(l->answer, F_DUPFD_CLOEXEC, SESSION_FD_ANSWER + 1);
+
+	if (file < 0 || answer < 0 || dup2(file, SESSION_FD_SCRIPT) < 0 ||
+	    dup2(answer, SESSION_FD_ANSWER) < 0)
+		child_fail(l->status, STEP_FORK, errno);
+}
+
 static int exec_one(char *path)
 {
 	execve(path, argv, envp);
@@ -309,14 +320,18 @@ void child_run(const struct launch *l)
 	if (l->pty)
 		terminal_open(l);
 	/* Without a wish, the user's home; it may be missing or closed to the user. */
-	if (*cwd ? chdir(cwd) : chdir(who.home) && chdir("/"))
+	if (l->cwd_last && *l->cwd_last && !chdir(l->cwd_last))
+		*cwd = 0; /* a session goes on where it was */
+	else if (*cwd ? chdir(cwd) : chdir(who.home) && chdir("/"))
 		child_fail(l->status, STEP_CWD, errno);
 	stdio_set(l);
 	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
 	script_give(l);
+	if (l->kind == 2)
+		session_give(l);
 	env_of_user(&who);
 	*l->executing = 1;
-	if (l->kind)
+	if (l->kind == 1)
 		helper_exec(l);
 	error = argc ? exec_search() : EINVAL;
 	child_fail(l->status, error == E2BIG ? STEP_ARGS : STEP_EXEC, error);

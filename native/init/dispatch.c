@@ -1,11 +1,11 @@
 /* A frame of the present generation goes to the part that it concerns. */
-#include "init.h"
+#include "session.h"
 
 #include <errno.h>
 
 /* The numbers that a frame may carry; each is NEVER if absent. */
 struct numbers {
-	uint64_t offset, total, signo, rows, cols, port, stdout_total, stderr_total, held;
+	uint64_t offset, total, signo, rows, cols, port, stdout_total, stderr_total, held, seq;
 	struct field token;
 };
 
@@ -15,7 +15,8 @@ static int numbers_parse(const struct frame *f, const uint8_t *payload, struct n
 	struct field field;
 	int more;
 
-	*n = (struct numbers){NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, NEVER, {0}};
+	*n = (struct numbers){NEVER, NEVER, NEVER, NEVER, NEVER,
+				NEVER, NEVER, NEVER, NEVER, NEVER, {0}};
 	while ((more = fields_next(&it, &field)) > 0) {
 		uint64_t *to = field.tag == T_OFFSET	     ? &n->offset
 			       : field.tag == T_TOTAL	     ? &n->total
@@ -26,6 +27,7 @@ static int numbers_parse(const struct frame *f, const uint8_t *payload, struct n
 			       : field.tag == T_STDOUT_TOTAL ? &n->stdout_total
 			       : field.tag == T_STDERR_TOTAL ? &n->stderr_total
 			       : field.tag == T_HELD	     ? &n->held
+			       : field.tag == T_SEQ	     ? &n->seq
 							     : NULL;
 
 		if (field.tag == T_TOKEN)
@@ -40,14 +42,16 @@ static int attach(struct op *op, const struct numbers *n)
 {
 	if (n->stdout_total == NEVER || n->stderr_total == NEVER)
 		return -EPROTO;
-	if (outlet_rewind(&op->out[0], n->stdout_total) ||
-	    outlet_rewind(&op->out[1], n->stderr_total))
+	if (op->session)
+		session_attach(op);
+	else if (outlet_rewind(&op->out[0], n->stdout_total) ||
+		 outlet_rewind(&op->out[1], n->stderr_total))
 		return ERANGE;
 	op->attached = true;
 	op->done_sent = false;
 	op->started_due = op->started;
 	/* Tells the host from where to send stdin again. */
-	op->in.credit_due = true;
+	op->in.credit_due = !op->session;
 	op_settle(op);
 	return 0;
 }
@@ -70,9 +74,26 @@ static int acknowledge(struct op *op)
 	return 0;
 }
 
+/* Those that name a command of a session by its number. */
+static int session_frame(struct op *op, const struct frame *f, const struct numbers *n)
+{
+	switch (f->type) {
+	case G_SIGNAL:
+		return n->signo == NEVER ? -EPROTO
+					 : session_signal_command(op, n->seq, (int)(n->signo & 0xffff));
+	case G_CANCEL:
+		return session_cancel(op, n->seq);
+	case G_ACK:
+		return session_acknowledge(op, n->seq);
+	}
+	return -EPROTO;
+}
+
 /* 0, an errno value to be answered, or -EPROTO. */
 static int op_frame(struct op *op, const struct frame *f, const struct numbers *n)
 {
+	if (op->session && n->seq != NEVER)
+		return session_frame(op, f, n);
 	switch (f->type) {
 	case G_SIGNAL:
 		return n->signo == NEVER ? -EPROTO : op_signal(op, (int)(n->signo & 0xffff));
@@ -95,6 +116,10 @@ static int stream_frame(struct op *op, const struct frame *f, const uint8_t *pay
 	struct numbers n;
 	int error;
 
+	if (op->session && channel == 1)
+		return f->type == G_DATA  ? session_data(op, payload, f->length)
+		       : f->type == G_EOF ? (session_close(op), 0)
+					  : -EPROTO;
 	if (f->type == G_DATA)
 		return channel == 1 ? inlet_data(&op->in, payload, f->length) : -EPROTO;
 	if (numbers_parse(f, payload, &n))
@@ -106,6 +131,8 @@ static int stream_frame(struct op *op, const struct frame *f, const uint8_t *pay
 	if (op->quiet_ms && !ring_room(&op->out[channel - 2].ring))
 		op_heard(op); /* it was the host that kept it quiet */
 	error = outlet_credit(&op->out[channel - 2], n.offset);
+	if (op->session)
+		session_credited(op);
 	op_settle(op);
 	return error;
 }
@@ -172,6 +199,8 @@ static int control(const struct frame *f, const uint8_t *payload)
 	if (f->type == G_LISTEN || f->type == G_UNLISTEN)
 		return listener(f, &n);
 	op = op_find(f->stream >> 2);
+	if (f->type == G_EXEC && op && op->session)
+		return answer(f, session_exec(op, payload, f->length), "exec");
 	return answer(f, op ? op_frame(op, f, &n) : ENOENT, op ? "state" : "handle");
 }
 

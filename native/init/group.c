@@ -74,22 +74,33 @@ void group_kill(struct group *g)
 		group_signal(g, SIGKILL);
 }
 
-bool group_populated(const struct group *g)
+bool group_read(const struct group *g, const char *file, char *text, size_t size)
 {
-	char text[128];
-	int fd = openat(g->fd, "cgroup.events", O_RDONLY | O_CLOEXEC);
+	int fd = openat(g->fd, file, O_RDONLY | O_CLOEXEC);
 	ssize_t n;
 
 	if (fd < 0)
-		return true;
-	n = read(fd, text, sizeof(text) - 1);
+		return false;
+	n = read(fd, text, size - 1);
 	close(fd);
 	text[n > 0 ? n : 0] = 0;
-	return !strstr(text, "populated 0");
+	return true;
 }
 
-/* Process ids in the group; a longer list is cut at max. */
-static size_t group_pids(int group, pid_t *out, size_t max)
+bool group_write(const struct group *g, const char *file, const char *text)
+{
+	return file_write(g->fd, file, text);
+}
+
+bool group_populated(const struct group *g)
+{
+	char text[128];
+
+	return !group_read(g, "cgroup.events", text, sizeof(text)) ||
+	       !strstr(text, "populated 0");
+}
+
+size_t group_pids(int group, pid_t *out, size_t max)
 {
 	int fd = openat(group, "cgroup.procs", O_RDONLY | O_CLOEXEC);
 	char text[1024];
@@ -114,8 +125,7 @@ static size_t group_pids(int group, pid_t *out, size_t max)
 	return count;
 }
 
-/* "/proc/PID/FILE" read into text, which is terminated; false if it is gone. */
-static bool proc_read(pid_t pid, const char *file, char *text, size_t size)
+bool proc_read(pid_t pid, const char *file, char *text, size_t size)
 {
 	char path[32] = "/proc/", name[NAME_SIZE];
 	ssize_t n = -1;
@@ -158,6 +168,22 @@ static void signal_member(pid_t pid, const char *name, int signo)
 	if (pid_in_group(pid, name))
 		syscall(SYS_pidfd_send_signal, fd, signo, NULL, 0);
 	close(fd);
+}
+
+bool group_has(const struct group *g, pid_t pid)
+{
+	char name[NAME_SIZE];
+
+	group_name(name, g->serial);
+	return pid_in_group(pid, name);
+}
+
+void group_signal_one(const struct group *g, pid_t pid, int signo)
+{
+	char name[NAME_SIZE];
+
+	group_name(name, g->serial);
+	signal_member(pid, name, signo);
 }
 
 void group_signal(const struct group *g, int signo)

@@ -44,6 +44,7 @@ enum {
 #define FORWARD_BIT 0x80000000u
 #define AGENT_VERSION "0.2.0" /* the minor number counts what was added to the protocol */
 #define NEVER UINT64_MAX
+#define TIMEOUT_MAX_MS (1ull << 42)
 #define container_of(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
 
 /* --- loop.c ------------------------------------------------------------------------------- */
@@ -94,7 +95,10 @@ struct outlet {
 	struct ring ring;
 	uint64_t sent;
 	int64_t drain; /* bytes still to take after the leader's end; -1 while it lives */
-	bool eof, eof_sent, failed;
+	uint64_t cap;  /* nothing is taken from here on, NEVER normally; with drop: it is thrown away */
+	uint64_t hold; /* nothing is sent from here on, NEVER normally */
+	uint64_t dropped;
+	bool eof, eof_sent, failed, drop;
 };
 
 /* Bytes from the host to the sandbox. ring.base counts what the sandbox's side has taken. */
@@ -114,6 +118,8 @@ void outlet_drain(struct outlet *o, bool pty);
 int outlet_credit(struct outlet *o, uint64_t offset);
 int outlet_rewind(struct outlet *o, uint64_t offset);
 void outlet_close(struct outlet *o);
+/* Whether what finds no room is thrown away and counted, or waits in the pipe. */
+void outlet_drop(struct outlet *o, bool drop);
 
 void inlet_open(struct inlet *in, int fd, enum inlet_kind kind,
 		void (*ready)(struct source *, uint32_t));
@@ -143,6 +149,15 @@ void group_release(struct group *g);
 void group_retry(void);
 uint64_t group_retry_at(void);
 void group_child_ended(void);
+/* Its processes, older before younger; a longer list is cut at max. */
+size_t group_pids(int group, pid_t *out, size_t max);
+bool group_has(const struct group *g, pid_t pid);
+void group_signal_one(const struct group *g, pid_t pid, int signo);
+/* One of its files; false if it cannot be read or written. Text is terminated. */
+bool group_read(const struct group *g, const char *file, char *text, size_t size);
+bool group_write(const struct group *g, const char *file, const char *text);
+/* "/proc/PID/FILE", likewise. */
+bool proc_read(pid_t pid, const char *file, char *text, size_t size);
 /* Without a group: the leader's session and what descends from it. */
 void session_signal(pid_t leader, int signo);
 bool session_alive(pid_t leader);
@@ -168,6 +183,7 @@ struct op {
 	struct source status; /* step reports of the child until exec */
 	struct inlet in;
 	struct outlet out[2];
+	struct session *session; /* KIND 2 */
 	uint64_t kill_again, kill_until; /* now_ms() times, NEVER if unset */
 	uint64_t exec_by, kill_by; /* work_ms() times, NEVER if unset */
 	uint64_t quiet_ms, heard; /* no-output timeout (0: none), and the last output in work_ms() */
@@ -197,6 +213,7 @@ void start_was_killed(void);
 /* start.c: 0, or an errno value with *step: the frame is refused. */
 int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step);
 void op_cancel(struct op *op);
+void op_kill(struct op *op);
 int op_signal(struct op *op, int signo);
 void op_forget(struct op *op);
 void op_settle(struct op *op);
@@ -249,6 +266,8 @@ struct launch {
 	volatile uint8_t *executing; /* shared with the agent; set when only exec is left */
 	int status, in, out, err;    /* -1: leave the agent's /dev/null */
 	int group;		     /* to be entered by the child, or -1 */
+	int script, answer;	     /* of a session */
+	const char *cwd_last;	     /* of a session: tried first */
 	uint64_t kind;
 	bool pty;
 	uint16_t rows, cols;

@@ -1,5 +1,5 @@
 /* Operations: from START to DONE, and what is kept until ACK. */
-#include "init.h"
+#include "session.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -84,6 +84,7 @@ void op_forget(struct op *op)
 	inlet_close(&op->in);
 	outlet_close(&op->out[0]);
 	outlet_close(&op->out[1]);
+	session_free(op);
 	group_release(&op->group);
 	op->state = OP_FREE;
 	while (ops_high && ops[ops_high - 1].state == OP_FREE)
@@ -125,16 +126,17 @@ static void signal_all(struct op *op, int signo)
 		group_kill(&op->group);
 	else if (op->group.fd >= 0)
 		group_signal(&op->group, signo);
-	else
+	else if (op->pid)
 		session_signal(op->pid, signo);
 }
 
 static bool alive(const struct op *op)
 {
-	return op->group.fd >= 0 ? group_populated(&op->group) : session_alive(op->pid);
+	return op->group.fd >= 0 ? group_populated(&op->group)
+				 : op->pid && session_alive(op->pid);
 }
 
-static void op_kill(struct op *op)
+void op_kill(struct op *op)
 {
 	signal_all(op, SIGKILL);
 	op->killed = true;
@@ -147,6 +149,8 @@ void op_cancel(struct op *op)
 		return; /* its result is on the way */
 	op->cancelled = true;
 	op_kill(op);
+	if (op->session && !op->pid)
+		op_end(op); /* a session without a shell: nobody's death will tell */
 }
 
 int op_signal(struct op *op, int signo)
@@ -197,6 +201,8 @@ void op_end(struct op *op)
 	op->oom = oom_count() > op->oom_before;
 	source_close(&op->status);
 	inlet_close(&op->in);
+	if (op->session)
+		session_shut(op);
 	for (int i = 0; i < 2; i++) {
 		outlet_drain(&op->out[i], op->pty);
 		if (op->out[i].src.fd < 0)
@@ -212,10 +218,16 @@ void op_child_ended(pid_t pid, int status, uint64_t cpu_us)
 	for (uint32_t i = 0; i < ops_high && !op; i++)
 		if (ops[i].pid == pid && (ops[i].state == OP_STARTING || ops[i].state == OP_RUNNING))
 			op = &ops[i];
-	if (!op)
-		return; /* an orphan */
+	if (!op) {
+		op = session_orphaned(pid);
+		if (op)
+			op_child_ended(op->pid, SIGKILL, 0);
+		return;
+	}
 	if (op->status.ready)
 		op->status.ready(&op->status, 0); /* what it reported before it ended */
+	if (session_child_ended(op, pid, status))
+		return;
 	op->wait_status = status;
 	op->cpu_us = cpu_us;
 	if (op->state == OP_STARTING && !op->fail_step && !op->timed_out && !op->cancelled) {
@@ -276,6 +288,8 @@ static void op_timer(struct op *op, uint64_t now, uint64_t work)
 		else
 			op_kill(op);
 	}
+	if (op->session)
+		session_timer(op, now);
 }
 
 void op_timers(uint64_t now)
@@ -301,6 +315,8 @@ uint64_t op_next_timer(void)
 		work = op->exec_by < work ? op->exec_by : work;
 		work = op->kill_by < work ? op->kill_by : work;
 		next = op->kill_again < next ? op->kill_again : next;
+		at = op->session ? session_next_timer(op) : NEVER;
+		next = at < next ? at : next;
 	}
 	work = work_deadline(work);
 	return work < next ? work : next;

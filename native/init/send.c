@@ -1,6 +1,6 @@
 /* What is sent, and in which order: control frames first, then streams in turn. Nothing queues up:
  * frames are made from the operations' state when there is room for them. */
-#include "init.h"
+#include "session.h"
 
 #include <errno.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum {
 	TX_SIZE = FRAME_HEADER + FRAME_PAYLOAD_MAX,
-	CONTROL_ROOM = 320, /* the largest control frame but WELCOME */
+	CONTROL_ROOM = 384, /* the largest control frame but WELCOME */
 	DATA_MAX = FRAME_PAYLOAD_MAX - 8, /* a turn of a stream: one frame fills the buffer */
 	REPLIES_MAX = 64,
 	TOKEN_MAX = 64,
@@ -227,11 +227,12 @@ static bool stdin_control(struct op *op)
 static bool op_control(struct op *op)
 {
 	if (op->started_due) {
-		if (!send_number(G_STARTED, op->handle << 2, T_PID, (uint64_t)op->pid))
+		if (op->session ? !session_started_send(op)
+				: !send_number(G_STARTED, op->handle << 2, T_PID, (uint64_t)op->pid))
 			return false;
 		op->started_due = false;
 	}
-	if (!stdin_control(op))
+	if (!stdin_control(op) || (op->session && !session_control(op)))
 		return false;
 	if (op->state == OP_DONE && !op->done_sent && op->out[0].eof_sent && op->out[1].eof_sent) {
 		if (!done_send(op))
@@ -253,10 +254,16 @@ static bool control_send(void)
 
 /* --- data ----------------------------------------------------------------------------------------- */
 
+/* How far it may be sent now. */
+static uint64_t stream_end(const struct outlet *o)
+{
+	return o->ring.end < o->hold ? o->ring.end : o->hold;
+}
+
 /* One turn of a stream; false when there was no room for what it has. */
 static bool stream_send(struct outlet *o, uint32_t stream)
 {
-	size_t n = (size_t)(o->ring.end - o->sent);
+	size_t n = (size_t)(stream_end(o) - o->sent);
 	uint8_t *payload;
 
 	if (n) {
@@ -297,7 +304,7 @@ static bool data_send(void)
 
 		turn = turn < count ? turn : 0;
 		o = stream_at(turn, &stream);
-		if (!o || (o->sent == o->ring.end && (!o->eof || o->eof_sent)))
+		if (!o || (o->sent == stream_end(o) && (!o->eof || o->eof_sent)))
 			continue;
 		if (!stream_send(o, stream))
 			return false;

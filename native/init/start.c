@@ -1,5 +1,5 @@
 /* START: from a frame to a running child, and its reports until exec. */
-#include "init.h"
+#include "session.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #define INTO_CGROUP 0x200000000ull /* CLONE_INTO_CGROUP */
-#define TIMEOUT_MAX_MS (1ull << 42)
 
 struct clone3_args {
 	uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
@@ -69,7 +68,9 @@ static bool request_parse(const uint8_t *payload, size_t length, struct request 
 	while ((more = fields_next(&it, &f)) > 0)
 		if (request_field(&f, r))
 			return false;
-	return !more && r->id && r->args && r->kind <= 1;
+	if (r->kind == 2 && (r->pty || r->in))
+		return false;
+	return !more && r->id && r->args && r->kind <= 2;
 }
 
 /* A page shared with the children: exec closes the status pipe, but so does being killed. A child
@@ -182,7 +183,8 @@ static void status_ready(struct source *src, uint32_t events)
 			op->state = OP_RUNNING;
 			op_heard(op);
 			op->exec_by = NEVER;
-			op->started = op->started_due = true;
+			op->started_due = op->started_due || !op->started;
+			op->started = true;
 		}
 	}
 }
@@ -191,7 +193,7 @@ static void status_ready(struct source *src, uint32_t events)
 
 /* A pipe of which one end stays here, nonblocking. Mode 0666: its inode belongs to the agent's uid,
  * which is nobody inside, and /dev/stdout could not be opened. */
-static int pipe_make(int *here, int *there, bool readable_here)
+int pipe_make(int *here, int *there, bool readable_here)
 {
 	int fd[2];
 
@@ -231,6 +233,8 @@ static int streams_make(struct op *op, struct launch *l, bool in)
 
 	if (error)
 		return error;
+	if (op->session)
+		return session_streams(op, l);
 	if (op->pty) {
 		/* Both wait for the terminal that the child opens. */
 		op->in = (struct inlet){.src = {.fd = -1}, .kind = INLET_PTY};
@@ -282,12 +286,12 @@ static pid_t fork_into(struct op *op, struct launch *l)
 	return (pid_t)pid;
 }
 
-static int launch(struct op *op, struct launch *l, bool in)
+int launch(struct op *op, struct launch *l, bool in)
 {
 	int error = streams_make(op, l, in);
 
 	/* Never outside of a group, if there are groups: nothing could end it. */
-	if (!error && config.has_group)
+	if (!error && config.has_group && op->group.fd < 0)
 		error = group_make(&op->group);
 	l->executing = mark_of(op);
 	if (!l->executing)
@@ -304,13 +308,15 @@ static int launch(struct op *op, struct launch *l, bool in)
 	close(l->in);
 	close(l->out);
 	close(l->err);
+	close(l->script);
+	close(l->answer);
 	return error;
 }
 
 int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step)
 {
 	struct launch l = {.payload = payload, .length = length, .status = -1, .in = -1,
-			   .out = -1, .err = -1};
+			   .out = -1, .err = -1, .script = -1, .answer = -1};
 	struct request r;
 	struct op *op;
 	int error;
@@ -328,7 +334,9 @@ int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step
 	op->cols = l.cols = (uint16_t)r.cols;
 	l.kind = r.kind;
 	op->oom_before = oom_count();
-	error = launch(op, &l, r.in == 1);
+	error = l.kind == 2 ? session_begin(op, payload, length) : 0;
+	if (!error)
+		error = launch(op, &l, r.in == 1);
 	if (error) {
 		op->fail_step = "fork";
 		op->fail_errno = -error;

@@ -12,7 +12,7 @@ enum { DISCARD_MAX = 64, PTY_DRAIN = 1 << 16, EOT = 4 };
 
 void outlet_open(struct outlet *o, int fd, void (*ready)(struct source *, uint32_t))
 {
-	*o = (struct outlet){.drain = -1};
+	*o = (struct outlet){.drain = -1, .cap = NEVER, .hold = NEVER};
 	source_open(&o->src, fd, ready);
 	if (fd < 0)
 		o->eof = true;
@@ -33,16 +33,39 @@ static void outlet_end(struct outlet *o, bool held)
 		close(fd);
 }
 
+static size_t outlet_room(const struct outlet *o)
+{
+	size_t room = ring_room(&o->ring);
+	uint64_t below = o->cap > o->ring.end ? o->cap - o->ring.end : 0;
+
+	return below < room ? (size_t)below : room;
+}
+
 static void outlet_watch(struct outlet *o)
 {
 	if (o->src.fd >= 0)
-		source_watch(&o->src, ring_room(&o->ring) ? EPOLLIN : 0);
+		source_watch(&o->src, o->drop || outlet_room(o) ? EPOLLIN : 0);
+}
+
+void outlet_drop(struct outlet *o, bool drop)
+{
+	o->drop = drop;
+	outlet_watch(o);
+}
+
+static void outlet_waste(struct outlet *o)
+{
+	char waste[4096];
+	ssize_t n = read(o->src.fd, waste, sizeof(waste));
+
+	if (n > 0)
+		o->dropped += (uint64_t)n;
 }
 
 /* One read: level triggering brings us back, and no stream starves the others. */
 void outlet_read(struct outlet *o, uint32_t events)
 {
-	size_t want = ring_room(&o->ring);
+	size_t want = outlet_room(o);
 	struct iovec v[2];
 	ssize_t n;
 
@@ -55,6 +78,8 @@ void outlet_read(struct outlet *o, uint32_t events)
 		return;
 	}
 	if (!want || !ring_reserve(&o->ring)) {
+		if (o->drop)
+			outlet_waste(o);
 		outlet_watch(o);
 		return;
 	}

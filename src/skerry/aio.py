@@ -8,6 +8,7 @@ from skerry.sdk.forward import ReverseForward
 from skerry.sdk.images import AsyncImages as Images
 from skerry.sdk.sandbox import AsyncSandbox as Sandbox
 from skerry.sdk.sandboxes import AsyncSandboxes as Sandboxes
+from skerry.sdk.session import AsyncSession as Session
 from skerry.sdk.stream import LiveCommand
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.sandbox import SandboxInfo, State, Usage
@@ -23,6 +24,7 @@ __all__ = [
     "Sandbox",
     "SandboxInfo",
     "Sandboxes",
+    "Session",
     "State",
     "Terminal",
     "Usage",

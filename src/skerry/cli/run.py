@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -172,6 +173,37 @@ async def detached(app: App, sandbox: Sandbox, command: Command) -> int:
     return stdio.status_of(result, app.warn) if failed and result is not None else 0
 
 
+async def finish_in_session(app: App, sandbox: Sandbox, name: str, command: Command) -> int:
+    """Runs the command in the session, which is made if need be; returns the exit status."""
+    from skerry.cli import stdio
+    from skerry.cli.plain import plain
+
+    options: dict[str, Any] = {"env": command.env, "user": command.user, "cwd": command.cwd}
+    for known in await sandbox.sessions():
+        if known.id == name:
+            made = known.spec
+            options = {"env": made.env, "user": made.user, "cwd": made.cwd, "shell": made.shell}
+    session = await sandbox.session(name, **options)
+    words = command.argv
+    script = words[0] if len(words) == 1 else shlex.join(words)
+    if app.as_json:
+        result = await session.run(script, timeout=command.timeout)
+        app.emit({"sandbox": sandbox.id, "session": name, **plain(result)})
+        return stdio.status_of(result, lambda _: None)
+    output = stdio.Output()
+    events = session.stream(script, timeout=command.timeout)
+    try:
+        async for event in events:
+            await output.show(event)
+            if event.result is not None:
+                if event.result.session_reset:
+                    app.warn("the session's shell was lost: the next command has a fresh one")
+                return stdio.status_of(event.result, app.warn)
+    finally:
+        await close(events)
+    raise AssertionError("a stream ends with its result or an error")
+
+
 @contextlib.asynccontextmanager
 async def new_sandbox(client: Client, *, keep: bool = False, **spec: Any) -> AsyncIterator[Sandbox]:
     """A sandbox for a block; with `keep` it stays."""
@@ -252,6 +284,9 @@ def run(
 @click.option(
     "-d", "--detach", is_flag=True, help="Start it, print its id, and let it run without us."
 )
+@click.option(
+    "--session", metavar="NAME", help="Run shell lines in this session; made if it is not there."
+)
 @click.pass_obj
 def exec_(
     app: App,
@@ -259,6 +294,7 @@ def exec_(
     *,
     sandbox_id: str,
     command: tuple[str, ...],
+    session: str | None,
     interactive: bool,
     tty: bool,
     env: tuple[tuple[str, str], ...],
@@ -272,8 +308,18 @@ def exec_(
 
     With -d it runs in the background: `skerry ps`, `logs -f`, `attach` and `kill` take the id that is
     printed. With -i too, its input waits for who attaches.
-    """
+
+    With --session, directory, variables and functions stay from one call to the next. One word is
+    taken as shell lines, several as one command. --env, --user and --workdir count when the session
+    is made.
+
+    \b
+    skerry exec --session build ID -- 'cd /src && export CC=clang'
+    skerry exec --session build ID -- make
+    """  # noqa: D301 - \b tells click to keep the lines
     check_terminal(app, tty)
+    if session is not None and (interactive or tty or detach):
+        raise InvalidRequest("--session goes with none of -i, -t and -d")
     wanted = Command(
         argv=argv_of(command),
         interactive=interactive,
@@ -288,6 +334,8 @@ def exec_(
     async def work() -> int:
         async with app.client() as client:
             sandbox = await client.sandboxes.get(sandbox_id)
+            if session is not None:
+                return await finish_in_session(app, sandbox, session, wanted)
             return await (detached if detach else finish)(app, sandbox, wanted)
 
     return app.wait_for(work)

@@ -17,6 +17,7 @@ class Kind(IntEnum):
 
     COMMAND = 0
     FILE = 1
+    SESSION = 2
 
 
 class Stream(IntEnum):
@@ -54,11 +55,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     no_output: bool = False  # it was the no-output timeout
     cancelled: bool = False
     oom: bool = False
+    reset: bool = False  # of a session: its shell was lost
     start_ns: int = 0
     end_ns: int = 0
     cpu_us: int = 0
     stdout_total: int = 0
     stderr_total: int = 0
+    dropped: int = 0  # bytes of the totals that were thrown away inside
 
 
 class LiveOperation(msgspec.Struct, frozen=True):

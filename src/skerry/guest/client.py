@@ -14,7 +14,6 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from skerry.errors import (
-    Conflict,
     InvalidRequest,
     NotFound,
     Overloaded,
@@ -24,9 +23,10 @@ from skerry.errors import (
 )
 from skerry.guest.api import Kind, LiveOperation, OpenChannel, Operation, OutputSink
 from skerry.guest.channel import Channel, same_error
-from skerry.guest.forward import Connection, Forwards, Listener, OnConnection
+from skerry.guest.forward import Connection, Forwards, Listener, OnConnection, listen_error
 from skerry.guest.inlet import Inlet
 from skerry.guest.operation import RunningOperation
+from skerry.guest.session import RunningSession
 from skerry.wire import guest
 from skerry.wire.frames import (
     HEADER_BYTES,
@@ -100,32 +100,7 @@ class GuestClient:
         Raises InvalidRequest if it is longer than a START can be, Overloaded while the agent does
         not keep up with reading, and the channel's error if that is lost: then nothing was sent.
         """
-        if self._channel.congested:
-            raise Overloaded("the guest agent is busy reading", limit="channel", retry_after_s=0.1)
-        self._check_handle(operation.handle)
-        rows, cols = operation.terminal or (None, None)
-        message = guest.Start(
-            op_id=operation.op_id,
-            kind=operation.kind,
-            argv=operation.argv,
-            env=operation.env,
-            cwd=operation.cwd,
-            user=operation.user,
-            timeout_ms=operation.timeout_ms or None,
-            no_output_ms=operation.no_output_ms or None,
-            script=operation.script,
-            stdin=operation.stdin,
-            rows=rows,
-            cols=cols,
-        )
-        frames = encode_start(message, self.generation, operation.handle)
-        new = operation.no_output_ms or operation.script or len(frames) > FRAME_BYTES_MAX
-        if new and not takes_long(self.agent_version):
-            raise InvalidRequest(
-                f"the sandbox was made by an earlier version (agent {self.agent_version}), which has "
-                "no long commands and no no-output timeout"
-            )
-        self._channel.send(frames)
+        self._send_start(operation)
         inlet = None
         if operation.stdin:
             stream = guest.operation_stream(operation.handle, guest.STDIN)
@@ -172,6 +147,40 @@ class GuestClient:
                 stream = guest.operation_stream(handle, channel)
                 self._channel.send(guest.encode(guest.Credit(offset), self.generation, stream))
         return self._enter(handle, sink, offsets=offsets, inlet=inlet, attached=True)
+
+    def open_session(self, operation: Operation) -> RunningSession:
+        """Starts the shell of a session; `started` tells whether it runs. Raises as `start` does."""
+        self._send_start(operation)
+        return self._enter_session(operation.handle, attached=False)
+
+    def attach_session(
+        self, handle: int, op_id: bytes, pending: tuple[int, OutputSink] | None
+    ) -> RunningSession:
+        """Takes over a session of an earlier connection; NotFound if the agent does not know it.
+
+        When `started` is done, its `seq` says which command came inside last, and `resumed` is the
+        command that is `pending` (its number, and where its output goes), if it came inside.
+        """
+        self._check_handle(handle)
+        if not any(live.handle == handle and live.op_id == op_id for live in self.live):
+            raise NotFound("the guest agent does not know this session")
+        self._send(guest.Attach(0, 0), handle)
+        return self._enter_session(handle, attached=True, pending=pending)
+
+    def _enter_session(
+        self, handle: int, *, attached: bool, pending: tuple[int, OutputSink] | None = None
+    ) -> RunningSession:
+        session = RunningSession(
+            self._channel,
+            self.generation,
+            handle,
+            spawn=self._spawn,
+            on_end=self._forget,
+            attached=attached,
+            pending=pending,
+        )
+        self._operations[handle] = session
+        return session
 
     def acknowledge(self, handle: int) -> None:
         """Lets the agent forget an operation of `live` that is done and needs no attaching."""
@@ -299,6 +308,8 @@ class GuestClient:
             # Both may be under way when an operation ends or is acknowledged.
             if not isinstance(message, guest.Credit | guest.Error):
                 raise ProtocolError(f"{message.CODE.name} for handle {handle}, not attached")
+        elif isinstance(operation, RunningSession):
+            operation.take(message, channel)
         elif isinstance(message, guest.Started):
             operation.take_started(message.pid)
         elif isinstance(message, guest.Done):
@@ -316,7 +327,7 @@ class GuestClient:
         if isinstance(message, guest.Started):
             return self._forwards.take_answer(handle, None)
         if isinstance(message, guest.Done | guest.Error):
-            return self._forwards.take_answer(handle, _listen_error(message.errno or 0))
+            return self._forwards.take_answer(handle, listen_error(message.errno or 0))
         return False
 
     def _take_connection(self, message: guest.Message) -> None:
@@ -333,6 +344,35 @@ class GuestClient:
         if self._forwards is None:
             self._forwards = Forwards(self._channel, self.generation, self._serve)
         return self._forwards
+
+    def _send_start(self, operation: Operation) -> None:
+        if self._channel.congested:
+            raise Overloaded("the guest agent is busy reading", limit="channel", retry_after_s=0.1)
+        self._check_handle(operation.handle)
+        rows, cols = operation.terminal or (None, None)
+        message = guest.Start(
+            op_id=operation.op_id,
+            kind=operation.kind,
+            argv=operation.argv,
+            env=operation.env,
+            cwd=operation.cwd,
+            user=operation.user,
+            timeout_ms=operation.timeout_ms or None,
+            no_output_ms=operation.no_output_ms or None,
+            script=operation.script,
+            stdin=operation.stdin,
+            rows=rows,
+            cols=cols,
+        )
+        frames = encode_start(message, self.generation, operation.handle)
+        new = operation.no_output_ms or operation.script or len(frames) > FRAME_BYTES_MAX
+        new = new or operation.kind is Kind.SESSION
+        if new and not takes_long(self.agent_version):
+            raise InvalidRequest(
+                f"the sandbox was made by an earlier version (agent {self.agent_version}), which has "
+                "no sessions, no long commands and no no-output timeout"
+            )
+        self._channel.send(frames)
 
     def _check_handle(self, handle: int) -> None:
         if not 0 < handle <= guest.HANDLE_MAX or handle in self._operations:
@@ -406,9 +446,3 @@ class GuestClient:
             self._forwards.lose(error)
         for task in self._tasks:
             task.cancel()
-
-
-def _listen_error(errno: int) -> SkerryError:
-    if errno in (98, 17):  # EADDRINUSE, EEXIST
-        return Conflict("the port is in use inside", errno=errno, step="listen")
-    return SandboxFailed(f"the guest agent cannot listen: errno {errno}", errno=errno)

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from errno import EAGAIN, ECONNREFUSED
 from typing import Final
 
-from skerry.errors import Overloaded, PortRefused, SandboxFailed, SkerryError
+from skerry.errors import Conflict, Overloaded, PortRefused, SandboxFailed, SkerryError
 from skerry.guest.channel import Channel, same_error
 from skerry.guest.inlet import Inlet
 from skerry.wire import guest
@@ -340,3 +340,10 @@ def _connect_error(port: int, errno: int) -> SkerryError:
         )
     reason = os.strerror(errno)
     return PortRefused(f"cannot connect to port {port} inside: {reason}", port=port, errno=errno)
+
+
+def listen_error(errno: int) -> SkerryError:
+    """Returns what a refused LISTEN means."""
+    if errno in (98, 17):  # EADDRINUSE, EEXIST
+        return Conflict("the port is in use inside", errno=errno, step="listen")
+    return SandboxFailed(f"the guest agent cannot listen: errno {errno}", errno=errno)

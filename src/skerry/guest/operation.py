@@ -102,7 +102,7 @@ class RunningOperation:
         self._spawn = spawn
         self._on_end = on_end
         self._attached = attached
-        self._outlets = (Outlet(offsets[0]), Outlet(offsets[1]))
+        self._outlets: tuple[Outlet, Outlet] = (Outlet(offsets[0]), Outlet(offsets[1]))
         self._granting = False
         self._over = False  # the agent will say no more of it
         self._pid: int | None = None
@@ -279,6 +279,10 @@ class RunningOperation:
         self._over = True
         self._wake()
 
+    def cancel_inside(self) -> None:
+        """Sends what ends it; raises the channel's error."""
+        self._send(guest.Cancel(), guest.CONTROL)
+
     # --- inside --------------------------------------------------------------------------------
 
     def _stdin(self) -> Inlet:
@@ -333,7 +337,7 @@ class RunningOperation:
             return
         self._error = error
         self._sink = None
-        self._send(guest.Cancel(), guest.CONTROL)
+        self.cancel_inside()
         if self.inlet is not None:
             self.inlet.close()
         self._grant_all()

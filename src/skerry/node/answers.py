@@ -52,9 +52,10 @@ class Answers:
             op.handle,
             op.agent_op,
             op.fingerprint,
-            op.spec,
+            command.on_record(op.spec),
             op.started,
             op.input.size if isinstance(op.input, SpooledInput) else 0,
+            op.seq,
         )
         op.asked = self._ledger.append(sandbox.id, entry).subject
 

@@ -20,6 +20,7 @@ START_BYTES_MAX = START_MORE_MAX + 65_000  # of a START's fields, with room for 
 LINE_BYTES_MAX = 120_000  # a longer shell line is a script: the kernel takes 128 KiB in one word
 _RUN_SCRIPT = ". /proc/self/fd/3"
 _CLOSE_SCRIPT = b"exec 3<&-; "  # on the first line, so that lines keep their numbers
+SCRIPT_KEPT = 4096  # characters of a session's script in the journal
 PROGRAM_SHOWN = 1000  # characters of a missing program in a start error
 _NO_USER = (None, 0, ENOENT, EINVAL)  # the agent's words for a name it cannot find
 _FIELD = 5  # bytes of tag and length before each field
@@ -30,6 +31,8 @@ _encoder = msgspec.msgpack.Encoder()
 def check(spec: CommandSpec, sandbox: SandboxSpec) -> None:
     """Raises InvalidRequest unless the command can be sent to that sandbox's agent."""
     spec.check()
+    if spec.session is not None:
+        return  # nothing of it goes into a START
     if spec.terminal is not None:
         check_terminal(spec.terminal.rows, spec.terminal.cols)
     if spec.interactive and spec.stdin is not None:
@@ -73,6 +76,13 @@ def without_stdin(spec: CommandSpec) -> CommandSpec:
     return msgspec.structs.replace(spec, stdin=b"")
 
 
+def on_record(spec: CommandSpec) -> CommandSpec:
+    """Returns the command as the journal keeps it: a long script of a session is not sent again."""
+    if spec.session is None or len(spec.shell or "") <= SCRIPT_KEPT:
+        return spec
+    return msgspec.structs.replace(spec, shell=(spec.shell or "")[:SCRIPT_KEPT])
+
+
 def text(spec: CommandSpec) -> str:
     """Returns the command in at most 200 characters, for lists."""
     line = spec.shell if spec.shell is not None else " ".join(spec.argv)
@@ -104,15 +114,16 @@ def operation(
         env=tuple(os.fsencode(f"{name}={value}") for name, value in env.items()),
         cwd=os.fsencode(cwd) if (cwd := spec.cwd or sandbox.workdir) else None,
         user=os.fsencode(spec.user or sandbox.user),
-        timeout_ms=_milliseconds(spec.timeout_s),
-        no_output_ms=_milliseconds(spec.no_output_timeout_s),
+        timeout_ms=milliseconds(spec.timeout_s),
+        no_output_ms=milliseconds(spec.no_output_timeout_s),
         script=script,
         stdin=spec.interactive or spec.stdin is not None,
         terminal=None if terminal is None else (terminal.rows, terminal.cols),
     )
 
 
-def _milliseconds(seconds: float | None) -> int:
+def milliseconds(seconds: float | None) -> int:
+    """Returns a timeout as the agent takes it; 0: none."""
     return 0 if seconds is None else max(1, round(seconds * 1000))
 
 
@@ -176,6 +187,7 @@ def result(
         no_output=outcome.no_output,
         oom_killed=outcome.oom,
         cancelled=outcome.cancelled,
+        session_reset=outcome.reset,
         started=outcome.start_ns / 1e9 if outcome.start_ns else started,
         ended=outcome.end_ns / 1e9 if outcome.end_ns else ended,
         cpu_seconds=outcome.cpu_us / 1e6,

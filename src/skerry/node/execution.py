@@ -29,6 +29,7 @@ from skerry.node.lives import Lives
 from skerry.node.operation import Op, Past
 from skerry.node.parts import Parts
 from skerry.node.sandbox import Sandbox
+from skerry.node.sessions import Sessions
 from skerry.spec.command import RunResult
 
 log = logging.getLogger("skerry.node")
@@ -44,7 +45,9 @@ SHELLS_MAX = 4096
 class Execution:
     """What happens to one operation between its beginning and its answer."""
 
-    def __init__(self, parts: Parts, lives: Lives, answers: Answers, handles: Handles) -> None:
+    def __init__(
+        self, parts: Parts, lives: Lives, answers: Answers, handles: Handles, sessions: Sessions
+    ) -> None:
         self._clock = parts.clock
         self._timers = parts.timers
         self._tasks = parts.tasks
@@ -54,6 +57,7 @@ class Execution:
         self._lives = lives
         self._answers = answers
         self._handles = handles
+        self._sessions = sessions
         # Told of every answer; raises nothing.
         self.observe: Callable[[Op, RunResult | SkerryError], None] = lambda _op, _answer: None
         self._without_bash: dict[tuple[str, ...], None] = {}
@@ -73,8 +77,12 @@ class Execution:
         ending) nothing is recorded: the next node takes over.
         """
         answer: RunResult | SkerryError
+        running: RunningOperation | None
         try:
-            outcome, running = await self._with_shell(sandbox, op, link)
+            if op.spec.session is not None:
+                outcome, running = await self._sessions.carry(sandbox, op, link, self._watch)
+            else:
+                outcome, running = await self._with_shell(sandbox, op, link)
             answer = self._result(sandbox, op, outcome)
         except SkerryError as error:
             answer, running = error, None
@@ -232,7 +240,7 @@ class Execution:
             start_error=command.start_error(outcome, op.spec, sandbox.spec, op.shell),
             stdout=op.sink.output(Stream.STDOUT),
             stderr=op.sink.output(Stream.STDERR),
-            truncated=op.sink.truncated,
+            truncated=op.sink.truncated or outcome.dropped > 0,
             started=op.started,
             ended=self._clock.wall(),
         )

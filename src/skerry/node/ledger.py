@@ -19,6 +19,7 @@ from skerry.backends.api import Record as InstanceRecord
 from skerry.errors import Bug
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.spec.sandbox import SandboxSpec, State
+from skerry.spec.session import SessionSpec
 from skerry.trajectory.journal import Journal, Position
 from skerry.trajectory.segment import Record
 from skerry.wire.http import ErrorBody
@@ -71,6 +72,24 @@ class Asked(msgspec.Struct, frozen=True, tag="asked", omit_defaults=True):
     spec: CommandSpec
     started: float
     stdin_spooled: int = 0  # bytes
+    seq: int = 0  # of a session (`spec.session`): its number there
+
+
+class SessionBegan(msgspec.Struct, frozen=True, tag="session", omit_defaults=True):
+    """The shell of a session is about to be started."""
+
+    id: str
+    spec: SessionSpec
+    shell: str
+    op: bytes  # the id that the agent sees
+    handle: int
+    created: float
+
+
+class SessionEnded(msgspec.Struct, frozen=True, tag="session-ended"):
+    """Nothing of it is left, or its shell never ran."""
+
+    id: str
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered", omit_defaults=True):
@@ -108,7 +127,19 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
     spec: SandboxSpec
 
 
-Entry: TypeAlias = Began | Made | Ending | Stood | Changed | Handles | Asked | Answered | Void
+Entry: TypeAlias = (
+    Began
+    | Made
+    | Ending
+    | Stood
+    | Changed
+    | Handles
+    | SessionBegan
+    | SessionEnded
+    | Asked
+    | Answered
+    | Void
+)
 
 _KINDS: dict[type[Entry], str] = {
     Began: "began",
@@ -120,6 +151,8 @@ _KINDS: dict[type[Entry], str] = {
     Asked: "asked",
     Answered: "answered",
     Void: "void",
+    SessionBegan: "session",
+    SessionEnded: "session-ended",
 }
 
 

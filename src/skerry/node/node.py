@@ -18,6 +18,7 @@ from skerry.node.metrics import Metrics
 from skerry.node.operations import Operations
 from skerry.node.parts import Parts
 from skerry.node.probes import Probes
+from skerry.node.sessions import Sessions
 
 
 class Node:
@@ -46,8 +47,11 @@ class Node:
         self.lives = Lives(parts)
         self.handles = Handles(parts.ledger)
         self.answers = Answers(parts)
-        self.execution = Execution(parts, self.lives, self.answers, self.handles)
-        self.operations = Operations(parts, self.lives, self.execution, self.answers, self.handles)
+        self.sessions = Sessions(parts, self.lives, self.answers, self.handles)
+        self.execution = Execution(parts, self.lives, self.answers, self.handles, self.sessions)
+        self.operations = Operations(
+            parts, self.lives, self.execution, self.answers, self.handles, sessions=self.sessions
+        )
         self.control = Control(parts, self.lives)
         self.drain = Drain(parts, self.control)
         self.files = Files(self.lives, self.handles, parts.clock)

@@ -62,6 +62,7 @@ class Op:
         "raw",
         "running",
         "sent",
+        "seq",
         "shell",
         "sink",
         "spec",
@@ -89,6 +90,7 @@ class Op:
         self.shell = ""
         self.asked = ""  # the chapter of the journal that says so
         self.sent = False
+        self.seq = 0  # its number in its session
         self.adopted = False  # begun by an earlier process of the node
         self.running: RunningOperation | None = None
         self.overdue: Timer | None = None

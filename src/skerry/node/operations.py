@@ -20,6 +20,7 @@ from skerry.node.operation import Op, Past
 from skerry.node.parts import Parts
 from skerry.node.results import Answer, unwrap, wrap
 from skerry.node.sandbox import Sandbox
+from skerry.node.sessions import Sessions
 from skerry.node.views import View
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.sandbox import State
@@ -40,6 +41,8 @@ class Operations:
         execution: Execution,
         answers: Answers,
         handles: Handles,
+        *,
+        sessions: Sessions,
     ) -> None:
         self._clock = parts.clock
         self._tasks = parts.tasks
@@ -49,6 +52,7 @@ class Operations:
         self._execution = execution
         self._answers = answers
         self._handles = handles
+        self._sessions = sessions
 
     async def run(self, sandbox: Sandbox, op_id: str | None, spec: CommandSpec) -> RunResult:
         """Returns the command's result, running it unless this operation id already has one.
@@ -209,6 +213,8 @@ class Operations:
 
     def _begin(self, sandbox: Sandbox, op_id: str, spec: CommandSpec, fingerprint: bytes) -> Op:
         self._admission.check_operation(sandbox.running)
+        if spec.session is not None:
+            self._sessions.get(sandbox, spec.session).check_room()
         op = Op(
             op_id,
             spec,

@@ -54,6 +54,8 @@ class Story:
     pending: dict[bytes, ledger.Asked] = field(default_factory=dict)
     chapters: dict[bytes, str] = field(default_factory=dict)  # of what is pending
     past: dict[str, Past] = field(default_factory=dict)
+    sessions: dict[str, ledger.SessionBegan] = field(default_factory=dict)
+    seqs: dict[str, int] = field(default_factory=dict)  # the newest command of each session
 
     def take(self, position: Position, entry: ledger.Entry) -> None:
         """Takes the next entry."""
@@ -70,7 +72,14 @@ class Story:
                 self.changed = entry
             case ledger.Handles():
                 self.handle_top = max(self.handle_top, entry.top)
+            case ledger.SessionBegan():
+                self.sessions[entry.id] = entry
+                self.seqs.pop(entry.id, None)
+            case ledger.SessionEnded():
+                self.sessions.pop(entry.id, None)
             case ledger.Asked():
+                if entry.spec.session is not None:
+                    self.seqs[entry.spec.session] = entry.seq
                 self.pending[entry.op] = entry
                 self.chapters[entry.op] = position.subject
             case ledger.Void():
@@ -296,8 +305,12 @@ def _attach(node: Node, sandbox: Sandbox, story: Story, client: GuestClient) -> 
     live = {operation.op_id: operation for operation in client.live}
     used = max((operation.handle for operation in client.live), default=0) + 1
     sandbox.handle_next = sandbox.handle_top = max(sandbox.handle_top, used)
+    for began in story.sessions.values():
+        inside = live.pop(began.op, None) if _is_live(began, live) else None
+        node.sessions.adopt(sandbox, began, story.seqs.get(began.id, 0), inside)
     for asked in story.pending.values():
-        if live.pop(asked.agent_op, None) is None:  # it never reached the agent
+        in_session = asked.spec.session in sandbox.sessions
+        if not in_session and live.pop(asked.agent_op, None) is None:  # it never reached the agent
             _void(node, sandbox, asked)
             continue
         op = _enter(node, sandbox, story, asked)
@@ -310,6 +323,10 @@ def _attach(node: Node, sandbox: Sandbox, story: Story, client: GuestClient) -> 
     sandbox.wake()
     for event in ready:
         node.tasks.spawn(node.lives.drive(sandbox, event))
+
+
+def _is_live(began: ledger.SessionBegan, live: dict[bytes, LiveOperation]) -> bool:
+    return began.op in live and not live[began.op].done
 
 
 def _void(node: Node, sandbox: Sandbox, asked: ledger.Asked) -> None:
@@ -339,6 +356,7 @@ def _enter(node: Node, sandbox: Sandbox, story: Story, asked: ledger.Asked) -> O
     op.agent_op = asked.agent_op
     op.asked = story.chapters[asked.op]
     op.shell = command.BASH if asked.agent_op == asked.op else command.SH
+    op.seq = asked.seq
     op.adopted = op.sent = True
     node.execution.enter(sandbox, op)
     return op

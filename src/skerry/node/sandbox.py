@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from skerry.node.admission import Wait
     from skerry.node.link import Link, Port
     from skerry.node.operation import Op, Past
+    from skerry.node.session import Session
 
 HANDLES_BLOCK = 1024
 HANDLE_MAX = (1 << 29) - 1
@@ -72,6 +73,8 @@ class Sandbox:
     timers: list[Timer] = field(default_factory=list)
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     destroy_tries: int = 0
+    sessions: dict[str, Session] = field(default_factory=dict)
+    sessions_made: dict[str, asyncio.Future[None]] = field(default_factory=dict)  # just now
     asked: SandboxSpec | None = None  # the spec of its create, if it was changed since
     pause_error: SkerryError | None = None  # why the last try to pause it failed
     given: Reclaimed | None = None  # by its last pause

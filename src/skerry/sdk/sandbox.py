@@ -16,6 +16,7 @@ from skerry.sdk.command import AsyncCommandHandle
 from skerry.sdk.connect import AsyncConnection, Forwarded, connected, forwarding
 from skerry.sdk.files import AsyncFiles
 from skerry.sdk.forward import ReverseForward
+from skerry.sdk.session import AsyncSession
 from skerry.sdk.stream import LiveCommand, events_of
 from skerry.sdk.transport import Transport
 from skerry.spec.command import CommandSpec, RunResult, Terminal
@@ -32,6 +33,7 @@ from skerry.wire.http import (
     StreamEvent,
 )
 from skerry.wire.network import NetworkBody, NetworkView
+from skerry.wire.sessions import SessionCreate, SessionInfo
 
 CANCEL_WITHIN_S = 5.0
 
@@ -197,6 +199,33 @@ class AsyncSandbox:
         except asyncio.CancelledError:
             await self._cancel_quietly(op)
             raise
+
+    async def session(
+        self,
+        name: str | None = None,
+        *,
+        shell: str = "bash",
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncSession:
+        """Returns a persistent shell, once it runs; one with this name and these options is found.
+
+        `shell` is a name or path; `bash` falls back to `sh`. Raises InvalidRequest (no such shell,
+        directory or user), Conflict (the name is taken), Overloaded (too many sessions).
+        """
+        body = SessionCreate(
+            id=name or secrets.token_hex(8), shell=shell, cwd=cwd, env=env or {}, user=user
+        )
+        body.spec().check()
+        path = f"{self._root}/sessions"
+        info = await self._transport.call("POST", path, SessionInfo, body=body, repeatable=True)
+        return AsyncSession(self._transport, self._root, info)
+
+    async def sessions(self) -> list[SessionInfo]:
+        """Returns its sessions, oldest first."""
+        path = f"{self._root}/sessions"
+        return await self._transport.call("GET", path, list[SessionInfo], repeatable=True)
 
     async def stream(
         self,

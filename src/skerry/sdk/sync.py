@@ -18,6 +18,7 @@ from skerry.sdk import files as _files
 from skerry.sdk import images as _images
 from skerry.sdk import sandbox as _sandbox
 from skerry.sdk import sandboxes as _sandboxes
+from skerry.sdk import session as _session
 from skerry.sdk import stream as _stream
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
@@ -35,6 +36,7 @@ from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.batch import BatchItem
 from skerry.wire.http import Health, OpStatus, StreamEvent
 from skerry.wire.network import NetworkView
+from skerry.wire.sessions import SessionInfo
 
 
 class LiveCommand:
@@ -190,6 +192,90 @@ class CommandHandle:
     def status(self) -> OpStatus:
         """What was last heard of it."""
         return self._inner.status
+
+
+class Session:
+    """A persistent shell. As a context manager it is closed at the end of the block.
+
+    Commands run one at a time, in the order in which they came. What one sets, the next one finds,
+    after `exit` too; a result with `session_reset` says that the shell itself was lost (killed,
+    replaced by `exec`, or ended with a command that could not be ended otherwise): the next command
+    then runs in a fresh one, in the directory where the last one was.
+    """
+
+    def __init__(self, portal: Portal, inner: _session.AsyncSession) -> None:
+        self._portal = portal
+        self._inner = inner
+        self.id = inner.id
+        self.shell = inner.shell
+
+    def run(
+        self,
+        script: str,
+        *,
+        timeout: float | None = None,
+        no_output_timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT_DEFAULT,
+        op_id: str | None = None,
+    ) -> RunResult:
+        """Runs shell lines, up to 16 MiB of them, to their end and returns the result.
+
+        Timeouts count from when the command has its turn, and end what it started, not the session.
+        A lost connection is repaired and the command is never run twice; an exception or Ctrl-C here
+        ends the command inside.
+        """
+        return self._portal.call(
+            self._inner.run(
+                script,
+                timeout=timeout,
+                no_output_timeout=no_output_timeout,
+                output_limit=output_limit,
+                op_id=op_id,
+            )
+        )
+
+    def stream(
+        self,
+        script: str,
+        *,
+        timeout: float | None = None,
+        no_output_timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT_DEFAULT,
+    ) -> Iterator[StreamEvent]:
+        """Runs shell lines and yields their output as it comes, then the result (the last event).
+
+        Leaving the iteration early ends the command.
+        """
+        return self._portal.iterate(
+            self._inner.stream(
+                script,
+                timeout=timeout,
+                no_output_timeout=no_output_timeout,
+                output_limit=output_limit,
+            )
+        )
+
+    def info(self) -> SessionInfo:
+        """Returns how it stands; NotFound once it is closed."""
+        return self._portal.call(self._inner.info())
+
+    def close(self) -> None:
+        """Ends the shell, after its EXIT trap, and all that still runs in it; may be called twice."""
+        return self._portal.call(self._inner.close())
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class Files:
@@ -593,6 +679,29 @@ class Sandbox:
                 op_id=op_id,
             )
         )
+
+    def session(
+        self,
+        name: str | None = None,
+        *,
+        shell: str = "bash",
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+    ) -> Session:
+        """Returns a persistent shell, once it runs; one with this name and these options is found.
+
+        `shell` is a name or path; `bash` falls back to `sh`. Raises InvalidRequest (no such shell,
+        directory or user), Conflict (the name is taken), Overloaded (too many sessions).
+        """
+        return Session(
+            self._portal,
+            self._portal.call(self._inner.session(name, shell=shell, cwd=cwd, env=env, user=user)),
+        )
+
+    def sessions(self) -> list[SessionInfo]:
+        """Returns its sessions, oldest first."""
+        return self._portal.call(self._inner.sessions())
 
     def stream(
         self,

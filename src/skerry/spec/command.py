@@ -7,6 +7,7 @@ import msgspec
 from skerry.errors import InvalidRequest
 from skerry.spec import limits
 from skerry.spec.sandbox import check_env
+from skerry.spec.session import SCRIPT_BYTES_MAX, check_session_id
 
 
 class Terminal(msgspec.Struct, frozen=True):
@@ -30,21 +31,23 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     output_limit: int = limits.OUTPUT_LIMIT_DEFAULT  # bytes kept a stream; half head, half tail
     terminal: Terminal | None = None
     interactive: bool = False  # stdin stays open and is fed over the stream
+    session: str | None = None  # runs `shell` in this session; all of the above are the session's
 
     def check(self) -> CommandSpec:
         """Returns itself if every value is in bounds; raises InvalidRequest."""
         if bool(self.argv) == (self.shell is not None):
             raise InvalidRequest("give either argv or shell")
+        if self.session is not None:
+            self._check_in_session(self.session)
         words = self.argv if self.shell is None else (self.shell,)
         total = 0
         for word in words:
             if "\x00" in word:
                 raise InvalidRequest("argv: a word holds a NUL")
             total += len(word.encode("utf-8", "surrogateescape")) + 6
-        if total > limits.ARGV_BYTES_MAX:
-            raise InvalidRequest(
-                f"argv: {total} bytes, at most {limits.ARGV_BYTES_MAX}: write a file and run that"
-            )
+        most = limits.ARGV_BYTES_MAX if self.session is None else SCRIPT_BYTES_MAX
+        if total > most:
+            raise InvalidRequest(f"argv: {total} bytes, at most {most}: write a file and run that")
         if self.argv and not self.argv[0]:
             raise InvalidRequest("argv: the program is empty")
         check_env(self.env, limits.ARGV_BYTES_MAX)
@@ -62,6 +65,24 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         if not 0 <= self.output_limit <= limits.OUTPUT_LIMIT_MAX:
             raise InvalidRequest(f"output_limit: at most {limits.OUTPUT_LIMIT_MAX} bytes")
         return self
+
+    def _check_in_session(self, session: str) -> None:
+        """A session has its own environment, directory, user and input."""
+        check_session_id(session)
+        if self.shell is None:
+            raise InvalidRequest("argv: a session runs shell lines")
+        given = {
+            "env": self.env,
+            "cwd": self.cwd,
+            "user": self.user,
+            "terminal": self.terminal,
+            "interactive": self.interactive,
+        }
+        for what, value in given.items():
+            if value:
+                raise InvalidRequest(f"{what}: cannot be given with session")
+        if self.stdin is not None:
+            raise InvalidRequest("stdin: cannot be given with session: use a heredoc or a file")
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,6 +105,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     no_output: bool = False  # what timed out was its silence: `timed_out` is set too
     oom_killed: bool = False
     cancelled: bool = False
+    session_reset: bool = False  # its session's shell was lost, here or since the command before
     started: float = 0.0  # seconds since the epoch
     ended: float = 0.0
     cpu_seconds: float = 0.0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from skerry.testing.fake_commands import Call, Clock, Ended, run_program
 from skerry.testing.fake_files import FakeFiles
 from skerry.testing.fake_ports import FakePorts
+from skerry.testing.fake_sessions import FakeShell
 from skerry.testing.fake_wire import Code, Frame, Tag, pack, pack_fields, parse_fields
 from skerry.testing.fake_words import run_words, watch_words
 from skerry.wire.guest import FORWARD
@@ -71,6 +72,7 @@ class FakeOperation:
         self.cancelled = False
         self.signal = 9
         self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.shell = FakeShell(self) if _number(fields, Tag.KIND) == 2 else None
 
     async def write(self, channel: int, data: bytes) -> None:
         """Gives bytes to the host; waits while the window is full."""
@@ -130,6 +132,8 @@ class FakeOperation:
 
     async def _work(self) -> Ended:
         await self.agent.running.wait()
+        if self.shell is not None:
+            return await self.shell.run()
         return await (self._file() if _number(self.fields, Tag.KIND) else self._command())
 
     def kill(self, signal: int) -> None:
@@ -249,6 +253,8 @@ class FakeAgent:
                 self.send_raw(Code.DATA, operation.handle << 2 | channel, payload)
                 output.sent += len(piece)
         all_sent = all(output.sent == output.total for output in operation.output.values())
+        if operation.shell is not None and all_sent:
+            operation.shell.pump()
         if operation.done is not None and all_sent and not operation.done_sent:
             operation.done_sent = True
             for channel, output in operation.output.items():
@@ -322,6 +328,12 @@ class FakeAgent:
             self._steer(operation, frame, channel)
 
     def _stdin(self, operation: FakeOperation, frame: Frame) -> None:
+        if operation.shell is not None:
+            if frame.type == Code.EOF:
+                operation.shell.close()
+            else:
+                operation.shell.data(int.from_bytes(frame.payload[:8], "little"), frame.payload[8:])
+            return
         if frame.type == Code.EOF:
             operation.stdin_eof = True
             operation.stdin.put_nowait(b"")
@@ -336,6 +348,9 @@ class FakeAgent:
 
     def _steer(self, operation: FakeOperation, frame: Frame, channel: int) -> None:
         fields = parse_fields(frame.payload)
+        if operation.shell is not None and self._steer_session(operation.shell, frame, fields):
+            self.pump(operation)
+            return
         if frame.type == Code.CREDIT and channel in (2, 3):
             self._credit(operation, channel, _number(fields, Tag.OFFSET))
         elif frame.type == Code.ATTACH:
@@ -354,6 +369,27 @@ class FakeAgent:
             del self.operations[operation.handle]
             return
         self.pump(operation)
+
+    def _steer_session(
+        self, shell: FakeShell, frame: Frame, fields: dict[int, list[bytes]]
+    ) -> bool:
+        """Serves what is different for a session; False for what is not."""
+        seq = _number(fields, Tag.SEQ)
+        if frame.type == Code.EXEC:
+            shell.execute(fields)
+        elif frame.type == Code.ATTACH:
+            for output in shell.operation.output.values():
+                output.sent = output.base
+            shell.operation.attached = True
+            shell.ran_sent = False
+            shell.tell_started()
+        elif frame.type == Code.ACK and seq:
+            shell.acknowledge(seq)
+        elif frame.type in (Code.CANCEL, Code.SIGNAL) and seq:
+            shell.stop(seq, "cancel")
+        else:
+            return False
+        return True
 
     def _credit(self, operation: FakeOperation, channel: int, offset: int) -> None:
         output = operation.output[channel]

@@ -2,6 +2,7 @@
 
     true | false | exit N | echo WORDS | err WORDS | printf TEXT | cat | sleep S | flood N [BYTE]
     env | pwd | id | kill N | oom | write PATH TEXT | show PATH | missing
+    cd DIR | export NAME=VALUE
     sh -c LINE (and bash): those words joined by `;` and `&&`, `>&2` after echo
 
 `sleep` waits on the backend's clock. Any other program is missing: exec fails with ENOENT.
@@ -200,7 +201,25 @@ async def _show(call: Call, words: list[str]) -> Ended:
     return Ended(exit_code=0)
 
 
+async def _cd(call: Call, words: list[str]) -> Ended:
+    place = posixpath.normpath(posixpath.join(call.cwd, words[0]))
+    if place not in call.files.nodes:
+        await call.write(3, f"cd: {words[0]}: No such file or directory\n".encode())
+        return Ended(exit_code=1)
+    call.cwd = place
+    return Ended(exit_code=0)
+
+
+async def _export(call: Call, words: list[str]) -> Ended:
+    for word in words:
+        name, _, value = word.partition("=")
+        call.env[name] = value
+    return Ended(exit_code=0)
+
+
 PROGRAMS: dict[str, Program] = {
+    "cd": _cd,
+    "export": _export,
     "true": _true,
     "false": _false,
     "exit": _exit,
@@ -220,7 +239,7 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-async def _shell(call: Call, line: str) -> Ended:
+async def run_line(call: Call, line: str) -> Ended:
     """Runs simple commands joined by `;` and `&&`; a missing program gives 127, as in a shell."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&>")
     lexer.whitespace_split = True
@@ -261,7 +280,7 @@ async def run_program(call: Call) -> Ended:
     name = posixpath.basename(call.argv[0])
     if name in ("sh", "bash", "dash") and len(call.argv) >= 3 and call.argv[1] in ("-c", "-lc"):
         call.started()
-        return await _shell(call, call.argv[2])
+        return await run_line(call, call.argv[2])
     program = PROGRAMS.get(name)
     if program is None:
         return Ended(error_step="exec", errno=errno.ENOENT)

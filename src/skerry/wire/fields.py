@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 import msgspec
 
 from skerry.errors import InvalidRequest
-from skerry.wire.frames import PAYLOAD_BYTES_MAX, ProtocolError, Tag
+from skerry.wire.frames import PAYLOAD_BYTES_MAX, GuestFrame, ProtocolError, Tag
 
 NUMBER_MAX: Final = (1 << 63) - 1
 TEXT_BYTES_MAX: Final = 4096
@@ -294,6 +294,12 @@ class Body(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raises ProtocolError if the values do not fit together."""
+
+
+class Message(Body, frozen=True):
+    """Base of the guest channel's messages; `CODE` is the frame type."""
+
+    CODE: ClassVar[GuestFrame]
 
 
 def _several(write: Any) -> Any:

@@ -44,6 +44,7 @@ class GuestFrame(IntEnum):
     LISTEN = 0x0A
     UNLISTEN = 0x0B
     RESET = 0x0C
+    EXEC = 0x0D
     MORE = 0x0E
     HOLD = 0x0F
     DATA = 0x10
@@ -53,6 +54,7 @@ class GuestFrame(IntEnum):
     PONG = 0x82
     STARTED = 0x83
     DONE = 0x84
+    RAN = 0x85
     OPENED = 0x8A
     ERROR = 0x8F
 
@@ -117,6 +119,12 @@ class Tag(IntEnum):
     ERROR_STEP = 31
     ERRNO = 32
     PORT = 33
+    SEQ = 34
+    SIZE = 35
+    LINE = 36
+    RESET = 37
+    STDOUT_DROPPED = 38
+    STDERR_DROPPED = 39
     STDIN_TOTAL = 40
     STDIN_EOF = 41
     NO_OUTPUT_MS = 42

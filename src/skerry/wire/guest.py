@@ -8,14 +8,14 @@ or repeated field, a number out of range. Bytes from inside are hostile. Relatio
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Self
+from typing import Final, Self
 
+from skerry.wire import fields
 from skerry.wire.fields import (
     NUMBER_MAX,
     Body,
     Fields,
     Kind,
-    Part,
     flag,
     number,
     raw,
@@ -33,6 +33,9 @@ from skerry.wire.frames import (
     encode_data,
     encode_frame,
 )
+from skerry.wire.guest_sessions import End, Exec, Ran
+
+Message = fields.Message
 
 AGENT_MAJOR: Final = 0  # of the agents that this side understands
 HANDLE_MAX: Final = (1 << 29) - 1
@@ -55,12 +58,6 @@ def operation_stream(handle: int, channel: int) -> int:
 def forward_stream(conn: int, channel: int) -> int:
     """Returns the stream id of a forwarded connection's channel."""
     return FORWARD | conn << 2 | channel
-
-
-class Message(Body, frozen=True):
-    """Base of all messages; `CODE` is the frame type. Raises ProtocolError from `parse`."""
-
-    CODE: ClassVar[GuestFrame]
 
 
 class Hello(Message, frozen=True):
@@ -146,7 +143,7 @@ class Start(Message, frozen=True, kw_only=True):
     CODE = GuestFrame.START
     PARTS = (
         raw("op_id", Tag.OP_ID, 16),
-        number("kind", Tag.KIND, 0, 1),
+        number("kind", Tag.KIND, 0, 2),
         several("argv", Tag.ARG, Kind.WORDS),
         several("env", Tag.ENV, Kind.WORDS),
         word("cwd", Tag.CWD, optional=True),
@@ -202,11 +199,23 @@ class Hold(Message, frozen=True):
 
 
 class Started(Message, frozen=True):
-    """exec was reached (pid inside), or a listener listens (then pid says nothing)."""
+    """exec was reached (pid inside), or a listener listens (then pid says nothing).
+
+    Of a session: the last command that came, and where its output begins (the next one's, if that
+    command's end is acknowledged).
+    """
 
     CODE = GuestFrame.STARTED
-    PARTS = (number("pid", Tag.PID, 0, PID_MAX, optional=True),)
+    PARTS = (
+        number("pid", Tag.PID, 0, PID_MAX, optional=True),
+        number("seq", Tag.SEQ, optional=True),
+        number("stdout_total", Tag.STDOUT_TOTAL, optional=True),
+        number("stderr_total", Tag.STDERR_TOTAL, optional=True),
+    )
     pid: int = 0
+    seq: int | None = None
+    stdout_total: int | None = None
+    stderr_total: int | None = None
 
 
 class Data(Message, frozen=True):
@@ -246,17 +255,20 @@ class Credit(Message, frozen=True):
 
 
 class Signal(Message, frozen=True):
-    """A signal to every process of the operation."""
+    """A signal to every process of the operation; with `seq`, to what that command started."""
 
     CODE = GuestFrame.SIGNAL
-    PARTS = (number("signo", Tag.SIGNO, 1, 64),)
+    PARTS = (number("signo", Tag.SIGNO, 1, 64), number("seq", Tag.SEQ, 1, optional=True))
     signo: int
+    seq: int | None = None
 
 
 class Cancel(Message, frozen=True):
-    """Ends every process of the operation."""
+    """Ends every process of the operation, or what the command `seq` of a session started."""
 
     CODE = GuestFrame.CANCEL
+    PARTS = (number("seq", Tag.SEQ, 1, optional=True),)
+    seq: int | None = None
 
 
 class Attach(Message, frozen=True):
@@ -272,9 +284,11 @@ class Attach(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """The result is recorded; the agent may forget it."""
+    """The result is recorded; the agent may forget it. With `seq`: that of a session's command."""
 
     CODE = GuestFrame.ACK
+    PARTS = (number("seq", Tag.SEQ, 1, optional=True),)
+    seq: int | None = None
 
 
 class Resize(Message, frozen=True):
@@ -289,46 +303,17 @@ class Resize(Message, frozen=True):
     cols: int
 
 
-class Done(Message, frozen=True, kw_only=True):
-    """How an operation ended; exactly one of exit_code, signal, error_step is set."""
+class Done(End, frozen=True, kw_only=True):
+    """How an operation ended."""
 
     CODE = GuestFrame.DONE
-    PARTS: ClassVar[tuple[Part, ...]] = (
-        number("exit_code", Tag.EXIT_CODE, 0, 255, optional=True),
-        number("signal", Tag.SIGNO, 1, 64, optional=True),
-        text("error_step", Tag.ERROR_STEP, STEP_BYTES_MAX, optional=True),
-        number("errno", Tag.ERRNO, 0, ERRNO_MAX, optional=True),
-        flag("timed_out", Tag.TIMED_OUT, optional=True),
-        flag("no_output", Tag.NO_OUTPUT, optional=True),
-        flag("cancelled", Tag.CANCELLED, optional=True),
-        flag("oom", Tag.OOM, optional=True),
-        number("start_ns", Tag.START_NS, optional=True),
-        number("end_ns", Tag.END_NS, optional=True),
-        number("cpu_us", Tag.CPU_US, optional=True),
+    PARTS = (
+        *End.END_PARTS,
         number("stdout_total", Tag.STDOUT_TOTAL, optional=True),
         number("stderr_total", Tag.STDERR_TOTAL, optional=True),
     )
-    exit_code: int | None = None
-    signal: int | None = None
-    error_step: str | None = None
-    errno: int | None = None
-    timed_out: bool = False
-    no_output: bool = False
-    cancelled: bool = False
-    oom: bool = False
-    start_ns: int = 0
-    end_ns: int = 0
-    cpu_us: int = 0
     stdout_total: int = 0
     stderr_total: int = 0
-
-    def check(self) -> None:
-        """Raises ProtocolError unless it says one end, and says it whole."""
-        ends = (self.exit_code is not None) + (self.signal is not None)
-        if ends + (self.error_step is not None) != 1:
-            raise ProtocolError("DONE without exactly one of EXIT_CODE, SIGNO, ERROR_STEP")
-        if (self.errno is None) != (self.error_step is None):
-            raise ProtocolError("DONE with one of ERROR_STEP and ERRNO")
 
 
 class Listen(Message, frozen=True):
@@ -384,9 +369,9 @@ class Error(Message, frozen=True):
 
 
 _BOTH: Final = (Data, Eof, Credit, Reset)
-_COMMANDS: Final = (Start, More, Signal, Cancel, Attach, Ack, Resize)
+_COMMANDS: Final = (Start, More, Signal, Cancel, Attach, Ack, Resize, Exec)
 _HOST: Final = (Hello, Ping, Hold, *_COMMANDS, Listen, Unlisten, Connect)
-_AGENT: Final = (Welcome, Pong, Started, Done, Opened, Error)
+_AGENT: Final = (Welcome, Pong, Started, Done, Ran, Opened, Error)
 _FROM_HOST: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_HOST, *_BOTH)}
 _FROM_AGENT: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_AGENT, *_BOTH)}
 _CONNECTION: Final = frozenset(

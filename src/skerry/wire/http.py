@@ -34,6 +34,9 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | POST sandboxes/ID/ops/OPID/signal | SignalBody -> {} |
 | POST sandboxes/ID/ops/OPID/resize | Terminal -> {} |
 | POST sandboxes/ID/ops/OPID/cancel | -> {} |
+| POST sandboxes/ID/sessions | SessionCreate -> SessionInfo; a repeat with its id finds it |
+| GET sandboxes/ID/sessions | -> list of SessionInfo |
+| GET, DELETE sandboxes/ID/sessions/SID | -> SessionInfo, {} (DELETE: idempotent; ends all in it) |
 | GET sandboxes/ID/attach?op=OPID&who=&takeover=1&watch=1 (WebSocket) | first CommandSpec (an \
   empty one joins OPID), then ClientEvent / StreamEvent |
 | GET sandboxes/ID/forward (WebSocket) | reverse forward: first message ForwardOpen, then \

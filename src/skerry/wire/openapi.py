@@ -40,6 +40,7 @@ from skerry.wire.http import (
     StreamEvent,
 )
 from skerry.wire.network import NetworkBody, NetworkView
+from skerry.wire.sessions import SessionCreate, SessionInfo
 
 BYTES: Final = "application/octet-stream"
 TAR: Final = "application/x-tar"
@@ -158,6 +159,10 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("GET", f"{_BASE}/usage", "What it has used.", answer=Usage),
     Route("GET", f"{_BASE}/network", "Its policy, and what came of it.", answer=NetworkView),
     Route("PUT", f"{_BASE}/network", "Another policy.", NetworkBody, NetworkView),
+    Route("POST", f"{_BASE}/sessions", "Makes a session.", SessionCreate, SessionInfo),
+    Route("GET", f"{_BASE}/sessions", "Its sessions.", answer=list[SessionInfo]),
+    Route("GET", f"{_BASE}/sessions/{{session}}", "One session.", answer=SessionInfo),
+    Route("DELETE", f"{_BASE}/sessions/{{session}}", "Ends it and all in it; idempotent."),
     Route(
         "GET",
         f"{_BASE}/wait",
@@ -387,7 +392,7 @@ def _operation(route: Route, schema_of: Iterable[tuple[Any, dict[str, Any]]]) ->
     schema_of = list(schema_of)
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _STRING}
-        for name in ("id", "op", "name")
+        for name in ("id", "op", "session", "name")
         if f"{{{name}}}" in route.path
     ]
     parameters += [

@@ -18,9 +18,11 @@ from skerry.spec.command import RunResult
 from skerry.spec.files import FileInfo, FileType, WatchEvent, WatchKind
 from skerry.spec.layers import LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.spec.session import SessionSpec
 from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.http import Health, OpStatus, StreamEvent
 from skerry.wire.network import NetworkView
+from skerry.wire.sessions import SessionInfo
 
 ONE = "s" + "a" * 20
 TWO = "s" + "b" * 20
@@ -149,6 +151,18 @@ class FakeHandle:
         return self.client.result
 
 
+class FakeSession:
+    def __init__(self, sandbox: FakeSandbox, name: str) -> None:
+        self.sandbox = sandbox
+        self.name = name
+
+    async def run(self, script: str, **keywords: Any) -> RunResult:
+        return await self.sandbox.run(script, session=self.name, **keywords)
+
+    def stream(self, script: str, **keywords: Any) -> AsyncIterator[StreamEvent]:
+        return self.sandbox.stream(script, session=self.name, **keywords)
+
+
 class FakeSandbox:
     def __init__(self, client: FakeClient, of: SandboxInfo) -> None:
         self.client = client
@@ -175,6 +189,15 @@ class FakeSandbox:
         for event in self.client.events:
             yield event
         yield StreamEvent(result=self.client.result)
+
+    async def sessions(self) -> list[SessionInfo]:
+        return list(self.client.sessions.values())
+
+    async def session(self, name: str, **spec: Any) -> FakeSession:
+        made = SessionSpec(**{key: value for key, value in spec.items() if value})
+        info = SessionInfo(id=name, spec=made, shell=made.shell, created=0.0)
+        assert self.client.sessions.setdefault(name, info).spec == made
+        return FakeSession(self, name)
 
     @contextlib.asynccontextmanager
     async def attach(self, command: Any, **keywords: Any) -> AsyncIterator[FakeLive]:
@@ -255,6 +278,7 @@ class FakeClient:
         self.failure: SkerryError | None = None
         self.operations: dict[str, OpStatus] = {}
         self.commands: list[tuple[str, Any, dict[str, Any]]] = []
+        self.sessions: dict[str, SessionInfo] = {}
         self.created: list[dict[str, Any]] = []
         self.destroyed: list[str] = []
         self.calls: list[tuple[Any, ...]] = []

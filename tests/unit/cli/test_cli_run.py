@@ -167,6 +167,21 @@ def test_exec_runs_in_the_live_sandbox_and_leaves_it() -> None:
     assert client.destroyed == []
 
 
+def test_exec_in_a_session_makes_it_once_and_says_when_it_was_lost() -> None:
+    client = FakeClient()
+    client.infos[ONE] = info(ONE)
+    client.result = RunResult(exit_code=3)
+    result = invoke(client, "exec", "--session", "s", "-e", "A=b", ONE, "--", "cd /x && make")
+    assert result.exit_code == 3
+    assert client.commands[0][1:] == ("cd /x && make", {"session": "s", "timeout": None})
+    assert client.sessions["s"].spec.env == {"A": "b"}
+    client.result = RunResult(exit_code=0, session_reset=True)
+    result = invoke(client, "exec", "--session", "s", ONE, "--", "echo", "a b")
+    assert client.commands[1][1] == "echo 'a b'"
+    assert "fresh one" in result.stderr
+    assert invoke(client, "exec", "--session", "s", "-i", ONE, "--", "cat").exit_code == 125
+
+
 def test_exec_in_a_sandbox_that_does_not_exist_says_where_to_look() -> None:
     result = invoke(FakeClient(), "exec", ONE, "--", "id")
     assert result.exit_code == 125

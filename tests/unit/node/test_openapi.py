@@ -32,7 +32,7 @@ def test_every_route_is_in_the_contract_and_in_the_reference() -> None:
     reference = (ROOT / "docs/reference/http.md").read_text()
     for method, path in served():
         short = path.removeprefix("/v1/").replace("{id}", "ID").replace("{op}", "OPID")
-        short = short.replace("{name}", "NAME")
+        short = short.replace("{name}", "NAME").replace("{session}", "SID")
         row = re.compile(
             rf"^\| [A-Z, ]*\b{method}\b[A-Z, ]* {re.escape(short)}[? |(]", re.MULTILINE
         )

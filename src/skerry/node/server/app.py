@@ -18,6 +18,7 @@ from skerry.node.server import (
     meta,
     network,
     sandboxes,
+    sessions,
     usage,
 )
 from skerry.node.server.exchange import Endpoint, Exchange, Handler, Receive, Scope, Send
@@ -50,6 +51,8 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     (f"{_ONE}/pause", {"POST": sandboxes.pause}),
     (f"{_ONE}/resume", {"POST": sandboxes.resume}),
     (f"{_ONE}/stop", {"POST": sandboxes.stop}),
+    (f"{_ONE}/sessions", {"POST": sessions.create, "GET": sessions.list_all}),
+    (f"{_ONE}/sessions/{{session}}", {"GET": sessions.get, "DELETE": sessions.close}),
     (f"{_ONE}/usage", {"GET": sandboxes.usage}),
     ("/v1/usage", {"GET": usage.table}),
     (f"{_ONE}/network", {"GET": network.get, "PUT": network.put}),

@@ -18,6 +18,7 @@ from skerry.wire.http import (
     SignalBody,
 )
 from skerry.wire.network import NetworkBody
+from skerry.wire.sessions import SessionCreate
 
 
 class StrictSandboxSpec(SandboxSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +31,10 @@ class StrictCommandSpec(CommandSpec, frozen=True, kw_only=True, forbid_unknown_f
 
 class StrictTerminal(Terminal, frozen=True, forbid_unknown_fields=True):
     """A Terminal as a client sends it."""
+
+
+class StrictSession(SessionCreate, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A SessionCreate as a client sends it."""
 
 
 class StrictBatchCreate(BatchCreate, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +50,7 @@ BATCH_DELETE: Body[BatchDelete] = Body(BatchDelete)
 CHANGE: Body[SandboxChange] = Body(SandboxChange)
 DRAIN: Body[DrainBody] = Body(DrainBody)
 SIGNAL: Body[SignalBody] = Body(SignalBody)
+SESSION: Body[StrictSession] = Body(StrictSession)
 TERMINAL: Body[Terminal] = Body(StrictTerminal)
 FILE_OP: Body[FileOp] = Body(FileOp)
 COMMIT: Body[CommitBody] = Body(CommitBody)

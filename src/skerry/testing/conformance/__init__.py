@@ -20,6 +20,7 @@ from skerry.testing.conformance.isolation import IsolationConformance
 from skerry.testing.conformance.kit import Box, Conformance, Sink
 from skerry.testing.conformance.lifecycle import LifecycleConformance
 from skerry.testing.conformance.limits import LimitConformance
+from skerry.testing.conformance.sessions import SessionConformance
 
 
 class BackendConformance(
@@ -28,6 +29,7 @@ class BackendConformance(
     IsolationConformance,
     LimitConformance,
     LifecycleConformance,
+    SessionConformance,
 ):
     """All parts of the suite."""
 

@@ -1,0 +1,89 @@
+"""The driver of a session's shell: the script that a shell runs to run scripts (native/PROTOCOL.md).
+
+The agent starts the shell with the pipe of numbers as its standard input, and with the file of the
+present script and the pipe of answers as descriptors 8 and 9. The driver puts all of these out of
+reach: it closes them for everything inside a `{ ...; }` by redirections, which the shell undoes at
+the end of the block and for which it keeps copies that close on exec. Those copies it uses, by their
+names in /proc/self/fd; so a script sees, and its programs inherit, nothing but 0, 1 and 2.
+
+`exit`, `set -e` and fatal errors run the EXIT trap, in which a subshell (a fork, so everything that
+was set is still there) answers and goes on; the agent ends the old one. Signal 62 makes the shell
+leave a script that has timed out. Shells in which this does not work (zsh, ksh) end at `exit`, and
+the agent starts another one.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+FALLBACK: Final = "/bin/sh"
+DEFAULT: Final = "/bin/bash"
+
+# Names in it begin with __skerry_: n number, r result of the last script, p process, and the files:
+# s script, a answers, e stderr, g numbers, o stdout.
+#
+# - `>|` because of `set -C`; `IFS=` because scripts may set it; the redirections of `.` give a script
+#   fresh streams, so one that closes or redirects its own does so for itself alone.
+# - `&& :` sets $? for the script without an ERR trap or `set -e` taking notice.
+# - bash undoes the block's redirections before it runs the EXIT trap, unless a function called
+#   `exit`; dash never does. Hence the two ways to go on.
+_DRIVER: Final = r"""
+__skerry_find='for __skerry_n in 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30; do
+{ [ -f "/proc/self/fd/$__skerry_n" ] || [ -p "/proc/self/fd/$__skerry_n" ]; } &&
+set -- "$@" "/proc/self/fd/$__skerry_n"
+done
+__skerry_s=$1 __skerry_a=$2 __skerry_e=$3 __skerry_g=$4 __skerry_o=$5'
+__skerry_loop='while IFS= @ read -r __skerry_n <"$__skerry_g"; do
+__skerry_status "$__skerry_r" && :
+. "$__skerry_s" 0</dev/null 1>|"$__skerry_o" 2>|"$__skerry_e"
+__skerry_r=$?
+@ echo "$__skerry_n $__skerry_r $__skerry_p" >|"$__skerry_a"
+done
+exit "$__skerry_r"'
+__skerry_start='{
+__skerry_find
+[ -f "$__skerry_s" ] && [ -p "$__skerry_a" ] && [ -p "$__skerry_e" ] && [ -p "$__skerry_g" ] &&
+[ -p "$__skerry_o" ] || exit 125
+eval "$__skerry_loop"
+} 8<&- 9>&- 2>/dev/null 0</dev/null 1>|/proc/self/fd/1'
+__skerry_exit='__skerry_r=$?
+[ -z "$__skerry_n" ] || ( trap "$__skerry_exit" EXIT; trap "exit 143" 62
+@ read -r __skerry_p __skerry_x </proc/self/stat
+if [ -f "$__skerry_s" ] && [ -p "$__skerry_a" ]; then
+exec 0</dev/null 1>|"$__skerry_o" 2>/dev/null
+@ echo "$__skerry_n $__skerry_r $__skerry_p" >|"$__skerry_a"
+eval "$__skerry_loop"
+else
+@ echo "$__skerry_n $__skerry_r $__skerry_p" >&9
+eval "$__skerry_start"
+fi )'
+__skerry_find() { eval "$__skerry_find"; }
+__skerry_status() { return "$1"; }
+__skerry_n= __skerry_r=0 __skerry_p=$$
+[ -z "${BASH_VERSION-}" ] || shopt -s expand_aliases
+unset BASH_EXECUTION_STRING
+case ${ZSH_VERSION-}${KSH_VERSION-}${YASH_VERSION-} in
+"") trap "$__skerry_exit" EXIT; trap "exit 143" 62 ;;
+esac
+eval "$__skerry_start"
+exit
+"""
+
+
+def driver(shell: str) -> str:
+    """Returns the driver for a shell, by its path or name."""
+    name = os.path.basename(shell)
+    # What runs a builtin even if a function has its name.
+    return _DRIVER.replace("@ ", "builtin " if name in {"bash", "zsh"} else "command ")
+
+
+def argv(shell: str) -> tuple[str, ...]:
+    """Returns the arguments that make a session of a shell."""
+    name = os.path.basename(shell)
+    words = [shell]
+    if name == "busybox":
+        words.append("sh")
+    elif name == "zsh":
+        words.append("-f")  # no start files, as in any other shell that runs -c
+    return (*words, "-c", driver(shell), name)

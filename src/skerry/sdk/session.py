@@ -1,0 +1,128 @@
+"""A session: a shell in a sandbox that keeps directory, variables and functions between commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+from skerry.errors import SkerryError
+from skerry.sdk.stream import events_of
+from skerry.sdk.transport import Transport
+from skerry.spec.command import CommandSpec, RunResult
+from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
+from skerry.wire.http import StreamEvent
+from skerry.wire.sessions import SessionInfo
+
+CANCEL_WITHIN_S = 5.0
+
+
+class AsyncSession:
+    """A persistent shell. As a context manager it is closed at the end of the block.
+
+    Commands run one at a time, in the order in which they came. What one sets, the next one finds,
+    after `exit` too; a result with `session_reset` says that the shell itself was lost (killed,
+    replaced by `exec`, or ended with a command that could not be ended otherwise): the next command
+    then runs in a fresh one, in the directory where the last one was.
+    """
+
+    def __init__(self, transport: Transport, root: str, info: SessionInfo) -> None:
+        self._transport = transport
+        self._sandbox = root
+        self._root = f"{root}/sessions/{info.id}"
+        self.id = info.id
+        self.shell = info.shell
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id}>"
+
+    async def __aenter__(self) -> AsyncSession:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def run(
+        self,
+        script: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - the command's, kept by the guest agent
+        no_output_timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT_DEFAULT,
+        op_id: str | None = None,
+    ) -> RunResult:
+        """Runs shell lines, up to 16 MiB of them, to their end and returns the result.
+
+        Timeouts count from when the command has its turn, and end what it started, not the session.
+        A lost connection is repaired and the command is never run twice; an exception or Ctrl-C here
+        ends the command inside.
+        """
+        spec = self._spec(script, timeout, no_output_timeout, output_limit)
+        op = op_id or secrets.token_hex(16)
+        try:
+            return await self._transport.call(
+                "POST", f"{self._sandbox}/run?op={op}", RunResult, body=spec, repeatable=True
+            )
+        except asyncio.CancelledError:
+            await self._cancel_quietly(op)
+            raise
+
+    async def stream(
+        self,
+        script: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        no_output_timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT_DEFAULT,
+    ) -> AsyncIterator[StreamEvent]:
+        """Runs shell lines and yields their output as it comes, then the result (the last event).
+
+        Leaving the iteration early ends the command.
+        """
+        spec = self._spec(script, timeout, no_output_timeout, output_limit)
+        op = secrets.token_hex(16)
+        finished = False
+        try:
+            chunks = self._transport.receive("POST", f"{self._sandbox}/stream?op={op}", body=spec)
+            async for event in events_of(chunks):
+                finished = event.result is not None
+                yield event
+        finally:
+            if not finished:
+                await self._cancel_quietly(op)
+
+    async def info(self) -> SessionInfo:
+        """Returns how it stands; NotFound once it is closed."""
+        return await self._transport.call("GET", self._root, SessionInfo, repeatable=True)
+
+    async def close(self) -> None:
+        """Ends the shell, after its EXIT trap, and all that still runs in it; may be called twice."""
+        await self._transport.call("DELETE", self._root, repeatable=True)
+
+    def _spec(
+        self,
+        script: str,
+        timeout: float | None,
+        no_output_timeout: float | None,
+        output_limit: int,
+    ) -> CommandSpec:
+        return CommandSpec(
+            shell=script,
+            session=self.id,
+            timeout_s=timeout,
+            no_output_timeout_s=no_output_timeout,
+            output_limit=output_limit,
+        ).check()
+
+    async def _cancel_quietly(self, op: str) -> None:
+        # The caller is leaving already: its own error matters more than whether this one arrives.
+        with contextlib.suppress(SkerryError, TimeoutError):
+            async with asyncio.timeout(CANCEL_WITHIN_S):
+                await self._transport.call("POST", f"{self._sandbox}/ops/{op}/cancel")

@@ -1,0 +1,481 @@
+"""Sessions of the real `skerry-init`: each shell that is here, release and sanitizer build."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from native_agent import (
+    ACK,
+    CANCEL,
+    CANCELLED,
+    CPU_US,
+    DATA,
+    DONE,
+    END_NS,
+    EOF,
+    ERRNO,
+    ERROR,
+    EXIT_CODE,
+    HANDLE,
+    OP_ID,
+    SIGNAL,
+    SIGNO,
+    START_NS,
+    STARTED,
+    STDERR_TOTAL,
+    STDOUT_TOTAL,
+    TIMED_OUT,
+    TIMEOUT_MS,
+    TOTAL,
+    Client,
+    Operation,
+    Sandbox,
+    pack,
+    unpack,
+)  # fmt: skip
+
+from skerry.guest import shells
+
+NATIVE = Path(__file__).parents[2] / "native"
+ATTACH, EXEC, RAN = 0x07, 0x0D, 0x85
+SEQ, SIZE, LINE, RESET, STDOUT_DROPPED, NO_OUTPUT_MS, NO_OUTPUT = 34, 35, 36, 37, 38, 42, 43
+PIECE = 60_000
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.getuid() != 0, reason="makes namespaces: needs root"),
+    pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="needs musl-gcc"),
+]
+SHELLS = [
+    pytest.param(
+        name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not here")
+    )
+    for name in ("bash", "dash", "busybox", "mksh", "zsh", "ksh93")
+]
+KEEPS_STATE_AT_EXIT = ("bash", "dash")
+
+
+@dataclass
+class Result:
+    """What RAN said, and the output between the totals."""
+
+    code: int | None
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    fields: dict[int, int | str | bytes]
+
+    @property
+    def reset(self) -> bool:
+        return self.fields[RESET] == 1
+
+
+class Session:
+    """A session over a plain client."""
+
+    def __init__(self, client: Client, shell: str, **options: object) -> None:
+        self.client = client
+        words = shells.argv(shutil.which(shell) or shell)
+        self.op: Operation = client.start(*words, kind=2, **options)
+        self.stream = self.op.handle << 2
+        self.seq = 0
+        self.base = [0, 0]
+        self.rans: dict[int, dict[int, int | str | bytes]] = {}
+        self.started: dict[int, int | str | bytes] = {}
+        self.errors: list[int] = []
+
+    def step(self, timeout: float = 20) -> None:
+        kind, stream, payload = self.client.receive(timeout)
+        assert stream >> 2 == self.op.handle
+        if kind == DATA:
+            data = self.op.out[stream & 3]
+            assert struct.unpack_from("<Q", payload)[0] == len(data), "a gap in the stream"
+            data += payload[8:]
+            self.client.credit(self.op, stream & 3)
+        elif kind != EOF:
+            fields = {tag: values[0] for tag, values in unpack(payload).items()}
+            if kind == RAN:
+                self.rans[int(fields[SEQ])] = fields
+            elif kind == STARTED:
+                self.started = fields
+            elif kind == ERROR:
+                self.errors.append(int(fields[ERRNO]))
+            else:
+                assert kind == DONE
+                self.op.done = fields
+
+    def send(self, kind: int, payload: bytes = b"") -> None:
+        self.client.send(kind, self.stream, payload)
+
+    def start(self, text: str | bytes, *, timeout_ms: int = 0, quiet_ms: int = 0) -> None:
+        script = text.encode() if isinstance(text, str) else text
+        self.seq += 1
+        payload = pack(SEQ, self.seq) + pack(SIZE, len(script)) + pack(TIMEOUT_MS, timeout_ms)
+        payload += pack(NO_OUTPUT_MS, quiet_ms)
+        if len(script) <= 32_768:
+            payload += pack(LINE, script)
+        else:
+            for at in range(0, len(script), PIECE):
+                head = struct.pack("<Q", at)
+                self.client.send(DATA, self.stream | 1, head + script[at : at + PIECE])
+        self.send(EXEC, payload)
+
+    def wait(self) -> Result:
+        while self.seq not in self.rans:
+            assert self.op.done is None, "the session has ended"
+            self.step()
+        ran = self.rans[self.seq]
+        ends = [int(ran[STDOUT_TOTAL]), int(ran[STDERR_TOTAL])]
+        out, err = (
+            bytes(self.op.out[channel][self.base[i] : ends[i]]) for i, channel in enumerate((2, 3))
+        )
+        self.base = ends
+        self.send(ACK, pack(SEQ, self.seq))
+        code, signo = ran.get(EXIT_CODE), ran.get(SIGNO)
+        return Result(
+            None if code is None else int(code),
+            None if signo is None else int(signo),
+            out,
+            err,
+            ran,
+        )
+
+    def run(self, text: str | bytes, **options: int) -> Result:
+        self.start(text, **options)
+        return self.wait()
+
+    def out(self, text: str) -> str:
+        """The output of a command that must succeed."""
+        result = self.run(text)
+        assert result.code == 0, result
+        return result.stdout.decode()
+
+    def close(self) -> None:
+        """Asks the shell to end, and waits for the end of everything."""
+        self.client.send(EOF, self.stream | 1, pack(TOTAL, 0))
+        while self.op.done is None:
+            self.step()
+        self.send(ACK)
+
+
+@pytest.fixture(scope="module", params=["release", "san"])
+def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    target = f"build/{request.param}/skerry-init"
+    subprocess.run(["make", "-C", NATIVE, target], check=True, capture_output=True)
+    with tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/run") as run:
+        box = Sandbox(NATIVE / target, Path(run))
+        yield box
+        box.stop()
+
+
+@pytest.fixture
+def client(box: Sandbox) -> Iterator[Client]:
+    client = box.connect()
+    yield client
+    client.close()
+
+
+@pytest.fixture(params=SHELLS)
+def session(request: pytest.FixtureRequest, client: Client) -> Iterator[Session]:
+    session = Session(client, request.param)
+    yield session
+    if session.op.done is None:
+        session.send(CANCEL)
+        while session.op.done is None:
+            session.step()
+        session.send(ACK)
+
+
+@pytest.fixture
+def bash(client: Client) -> Iterator[Session]:
+    session = Session(client, "bash")
+    yield session
+    if session.op.done is None:
+        session.close()
+
+
+def sleepers(session: Session, mark: str) -> int:
+    """How many `sleep MARK` live inside; one that was just forked may not be there yet."""
+    look = f"/bin/ps axo args | grep '^/bin/sleep {mark}$'"
+    found = session.run(f"for i in 1 2 3 4 5; do {look} && break; /bin/sleep 0.05; done")
+    return len(found.stdout.splitlines())
+
+
+def test_state_persists_and_streams_are_apart(session: Session) -> None:
+    first = session.run(
+        'cd /usr; export A=1; f() { echo "f$1"; }; set -o noglob; echo to; echo no >&2'
+    )
+    assert (first.code, first.stdout, first.stderr) == (0, b"to\n", b"no\n")
+    assert session.out("pwd; f x; echo $A *") == "/usr\nfx\n1 *\n"
+    result = session.run("printf 'no newline'; (exit 7)")
+    assert (result.code, result.stdout) == (7, b"no newline")
+    assert session.out("echo $?") == "7\n"  # as in any shell
+    assert result.fields[END_NS] >= result.fields[START_NS] > 1_600_000_000_000_000_000
+    assert result.fields[CPU_US] >= 0
+
+
+def test_programs_inherit_only_three_descriptors(session: Session) -> None:
+    """Of the pipes and the script nothing is seen, before and after `exit`."""
+    listing = "/bin/sh -c 'exec ls /proc/self/fd' | tr '\\n' ' '"
+    for _ in range(2):
+        assert session.out(listing).split()[:3] == ["0", "1", "2"]
+        assert len(session.out(listing).split()) == 4  # and the directory itself
+        session.run("exit 0")
+
+
+def test_exit_returns_the_code_and_the_session_lives_on(session: Session, request) -> None:
+    """(report 30)"""
+    session.run("cd /usr; A=1; f() { exit 4; }")
+    result = session.run("echo out; exit 3; echo never")
+    assert (result.code, result.stdout) == (3, b"out\n")
+    assert session.out("pwd") == "/usr\n"
+    if request.node.callspec.params["session"] in KEEPS_STATE_AT_EXIT:
+        for command, code in (("f", 4), ("set -e; false", 1), ("false", 1), ("eval 'exit 8'", 8)):
+            result = session.run(command)
+            assert (result.code, result.reset) == (code, False), command
+        assert session.out("set +e; echo $A") == "1\n"
+
+
+def test_exec_gives_the_status_of_the_program(session: Session) -> None:
+    session.run("cd /usr; A=1")
+    result = session.run("exec sh -c 'echo p; exit 44'")
+    assert (result.code, result.stdout, result.reset) == (44, b"p\n", True)
+    assert session.out('pwd; echo "<$A>"') == "/usr\n<>\n"
+
+
+def test_a_killed_shell_is_told_and_replaced(session: Session) -> None:
+    session.run("cd /usr")
+    result = session.run("kill -9 $$; echo never")
+    assert (result.signal, result.stdout, result.reset) == (9, b"", True)
+    after = session.run("pwd")
+    assert (after.stdout, after.reset) == (b"/usr\n", False)
+
+
+def test_a_shell_that_dies_between_commands_is_told_with_the_next(bash: Session) -> None:
+    shell = bash.out("A=1; echo $$; (/bin/sleep 0.1; kill -9 $$) &").strip()
+    other = bash.client
+    while other.run("sh", "-c", f"kill -0 {shell}").done[EXIT_CODE] == 0:  # type: ignore[index]
+        time.sleep(0.02)
+    result = bash.run('echo "<$A>"')
+    assert (result.code, result.stdout, result.reset) == (0, b"<>\n", True)
+
+
+def test_syntax_errors_and_fatal_errors_are_results(session: Session) -> None:
+    for script in ("if then", "echo $((1/0))", "echo 'unterminated", "set -u; echo $nope"):
+        result = session.run(script)
+        assert result.code not in (None, 0), script
+        assert result.stderr, script
+        session.run("set +u")
+    assert session.out("echo ok") == "ok\n"
+
+
+def test_stdin_is_at_its_end_and_heredocs_work(session: Session) -> None:
+    """(report 25, 28)"""
+    assert session.out("cat; echo end") == "end\n"
+    assert session.out("cat <<E\nhere $((1 + 1))\nE\n") == "here 2\n"
+    assert session.run("read x || echo none").stdout == b"none\n"
+
+
+def test_scripts_that_close_or_redirect_their_streams_harm_themselves_only(
+    session: Session,
+) -> None:
+    assert session.run("exec >&- 2>&-; echo lost").stdout == b""
+    assert session.run("exec >/dev/null 2>&1 </etc/passwd; echo lost").stdout == b""
+    assert session.out("cat; echo back") == "back\n"
+
+
+def test_a_background_job_holds_nothing_back_and_lives_on(session: Session) -> None:
+    assert session.out("/bin/sleep 7001 & echo now") == "now\n"
+    assert sleepers(session, "7001") == 1
+    assert session.run("setsid /bin/sleep 7002 >/dev/null 2>&1 & :").code == 0
+    assert sleepers(session, "7002") == 1
+
+
+def test_a_timeout_ends_all_that_the_command_started_and_nothing_else(session: Session) -> None:
+    """(report 1, 3, 6)"""
+    session.run("A=1; /bin/sleep 7101 &")
+    script = (
+        "(setsid /bin/sleep 7102 &); setsid sh -c '/bin/sleep 7103 & /bin/sleep 7104' & "
+        "/bin/sleep 7105; echo never"
+    )
+    result = session.run(script, timeout_ms=300)
+    assert (result.signal, result.fields[TIMED_OUT], result.stdout) == (9, 1, b"")
+    assert [sleepers(session, str(mark)) for mark in range(7101, 7106)] == [1, 0, 0, 0, 0]
+    if not result.reset:
+        assert session.out("echo $A") == "1\n"
+
+
+@pytest.mark.parametrize(
+    "script", ["while :; do :; done", "trap '' 62; while :; do :; done", "kill -STOP $$"]
+)
+def test_a_busy_or_stopped_shell_is_ended_at_its_timeout(bash: Session, script: str) -> None:
+    bash.run("cd /usr; /bin/sleep 7201 &")
+    result = bash.run(script, timeout_ms=200)
+    assert (result.signal, result.fields[TIMED_OUT]) == (9, 1)
+    assert result.reset == (script != "while :; do :; done")
+    assert bash.out("pwd") == "/usr\n"
+    assert sleepers(bash, "7201") == 1
+
+
+def test_a_fork_bomb_is_ended_at_its_timeout(bash: Session) -> None:
+    bash.run("A=1; ulimit -u 300")
+    bomb = "for i in 1 2 3 4 5 6 7 8; do (while :; do /bin/sleep 7301 & done) & done; wait"
+    result = bash.run(bomb, timeout_ms=300)
+    assert result.fields[TIMED_OUT] == 1
+    assert sleepers(bash, "7301") == 0
+
+
+def test_a_silent_command_is_ended(bash: Session) -> None:
+    """(report 22)"""
+    assert bash.run("for i in 1 2 3; do echo $i; /bin/sleep 0.1; done", quiet_ms=1000).code == 0
+    result = bash.run("echo talks; /bin/sleep 7401", quiet_ms=200)
+    assert (result.stdout, result.fields[TIMED_OUT], result.fields[NO_OUTPUT]) == (b"talks\n", 1, 1)
+
+
+def test_a_cancel_by_number_ends_the_command(bash: Session) -> None:
+    bash.start("A=1; echo go; /bin/sleep 7501; echo never")
+    while not bash.op.out[2]:
+        bash.step()
+    bash.send(CANCEL, pack(SEQ, bash.seq + 5))  # of no command
+    bash.send(CANCEL, pack(SEQ, bash.seq))
+    result = bash.wait()
+    assert (result.signal, result.fields[CANCELLED], result.stdout) == (9, 1, b"go\n")
+    assert (bash.out("echo $A"), sleepers(bash, "7501")) == ("1\n", 0)
+
+
+def test_a_signal_goes_to_what_the_command_started(bash: Session) -> None:
+    bash.run("/bin/sleep 7601 &")
+    bash.start(
+        "sh -c 'trap \"echo caught; exit 5\" TERM; echo go; while :; do /bin/sleep 0.05; done'"
+    )
+    while not bash.op.out[2]:
+        bash.step()
+    bash.send(SIGNAL, pack(SIGNO, 15) + pack(SEQ, bash.seq))
+    result = bash.wait()
+    assert (result.code, result.stdout.split()[:2]) == (5, [b"go", b"caught"])
+    assert sleepers(bash, "7601") == 1
+
+
+def test_output_between_commands_is_bounded_and_counted(bash: Session) -> None:
+    bash.run("(/bin/sleep 0.1; head -c 300000 /dev/zero; echo done >/tmp/flooded) & :")
+    while bash.run("test -e /tmp/flooded").code:
+        time.sleep(0.05)
+    total = len(bash.op.out[2]) + sum(int(r[STDOUT_DROPPED]) for r in bash.rans.values())
+    assert total == 300_000
+    assert bash.out("rm /tmp/flooded; echo next")[-5:] == "next\n"
+
+
+def test_much_output_arrives_whole(session: Session) -> None:
+    result = session.run("head -c 3000000 /dev/zero | tr '\\0' x; echo end")
+    assert (result.code, len(result.stdout), result.stdout[-4:]) == (0, 3_000_004, b"end\n")
+
+
+def test_a_script_of_megabytes_runs(session: Session) -> None:
+    """(report 29)"""
+    script = "x='" + "y" * 3_000_000 + "'\necho ${#x}\n"
+    assert session.out(script) == "3000000\n"
+    assert session.out("echo short") == "short\n"
+
+
+def test_a_command_runs_at_most_once_and_alone(bash: Session) -> None:
+    bash.start("/bin/sleep 0.3; echo once")
+    bash.seq += 1
+    bash.start("echo second")  # while one runs
+    bash.seq -= 2
+    result = bash.wait()
+    assert (result.stdout, bash.errors) == (b"once\n", [16])  # EBUSY
+    bash.send(EXEC, pack(SEQ, 1) + pack(SIZE, 2) + pack(LINE, b":\n"))
+    bash.seq = 5
+    assert bash.out("echo ok") == "ok\n"
+    assert bash.errors == [16, 17]  # EEXIST
+
+
+def test_a_new_connection_finds_the_command_and_its_result(box: Sandbox, client: Client) -> None:
+    session = Session(client, "bash")
+    assert session.out("A=1; echo first") == "first\n"
+    session.start("echo before; /bin/sleep 0.3; echo after; exit 6")
+    while session.op.out[2][-7:] != b"before\n":
+        session.step()
+    again = box.connect()
+    assert [bytes(o[OP_ID][0]) for o in again.live if o[HANDLE] == [session.op.handle]] == [
+        session.op.op_id
+    ]
+    session.client = again
+    base = list(session.base)
+    again.ops[session.op.handle] = session.op
+    session.send(ATTACH, pack(STDOUT_TOTAL, 0) + pack(STDERR_TOTAL, 0))
+    result = session.wait()
+    assert (session.started[SEQ], session.started[STDOUT_TOTAL]) == (2, base[0])
+    assert (result.code, result.stdout) == (6, b"before\nafter\n")
+    assert session.out("echo $A") == "1\n"
+    session.close()
+    again.close()
+
+
+@pytest.mark.parametrize("forged", ["1 2 3", "x", "1 0 999999", "-1 0 1", "9" * 200])
+def test_a_forged_answer_ends_the_shell_only(bash: Session, forged: str) -> None:
+    """Whoever finds the pipe of answers can end the command's shell, and not more."""
+    bash.run("cd /usr; /bin/sleep 7701 &")
+    result = bash.run(f"echo '{forged}' >/proc/$$/fd/11; /bin/sleep 5; echo never")
+    assert (result.signal, result.stdout, result.reset) == (9, b"", True)
+    assert bash.out("pwd") == "/usr\n"
+    assert sleepers(bash, "7701") == 1
+
+
+def test_a_flood_of_answers_ends_the_shell_only(bash: Session) -> None:
+    bash.run("cd /usr; (while echo 1; do :; done >/proc/$$/fd/11) & :")
+    results = [bash.run("/bin/sleep 0.05; pwd") for _ in range(3)]
+    assert results[0].reset or results[1].reset
+    assert results[-1].stdout == b"/usr\n"
+
+
+def test_closing_runs_the_exit_trap_and_ends_everything(bash: Session) -> None:
+    bash.run("trap 'echo bye' EXIT; /bin/sleep 7801 & setsid /bin/sleep 7802 &")
+    bash.close()
+    assert bash.op.done is not None
+    assert bytes(bash.op.out[2])[-4:] == b"bye\n"
+    found = bash.client.run("sh", "-c", "ps axo args | grep -c '^/bin/sleep 780'")
+    assert found.stdout == b"0\n"
+
+
+def test_a_missing_shell_ends_the_session_with_its_reason(client: Client) -> None:
+    session = Session(client, "/nowhere/bash")
+    while session.op.done is None:
+        session.step()
+    assert session.op.done[ERRNO] == 2
+    session.send(ACK)
+
+
+PIECES = (
+    "echo {n}", "v{n}=$(({n} * 2)); echo $v{n}", "cd /; pwd", "cd /usr/bin; pwd", "false",
+    "true && echo yes || echo no", "(exit {n}); echo $?", "f{n}() {{ echo in $1; }}; f{n} a",
+    "for i in 1 2 {n}; do printf '%s,' $i; done", "x=$(echo {n} | tr 0-9 a-j); echo $x",
+    "cat <<E\nline {n}\n\nE", "echo {n} >/tmp/prop; cat /tmp/prop; rm /tmp/prop", "test -d /usr",
+    "export E{n}=e; sh -c 'echo $E{n}'", "set -f; echo *; set +f", 'echo "$v1 $v2 $v3"',
+    "case {n} in *1) echo one;; *) echo other;; esac", "unset v{n}; echo ${{v{n}-unset}}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_commands_give_what_the_shell_gives_over_a_pipe(
+    session: Session, seed: int, request
+):
+    """The same pieces in one shell that reads them all from its standard input."""
+    shell = request.node.callspec.params["session"]
+    rng = random.Random(seed)
+    commands = [rng.choice(PIECES).format(n=rng.randrange(1, 9)) for _ in range(25)]
+    ours = [session.run("cd /tmp")] + [session.run(command) for command in commands]
+    argv = [shell, "sh"] if shell == "busybox" else [shell]
+    whole = "".join(f'{command}\necho "=$?="\n' for command in commands)
+    plain = subprocess.run(argv, input=whole.encode(), cwd="/tmp", capture_output=True, check=True)
+    mine = b"".join(b"%s=%d=\n" % (result.stdout, result.code) for result in ours[1:])
+    assert mine == plain.stdout, commands
