@@ -272,7 +272,7 @@ class Sessions:
 
 def _operation(session: Session, sandbox: Sandbox) -> Operation:
     spec = session.spec
-    env = sandbox.spec.env | spec.env
+    env = sandbox.inside_spec.env | spec.env
     cwd = spec.cwd or sandbox.spec.workdir
     return Operation(
         handle=session.handle,

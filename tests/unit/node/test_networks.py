@@ -202,6 +202,18 @@ async def test_users_own_variables_win(stand) -> None:
         assert variables["https_proxy"] == f"http://127.0.0.1:{PORT}"
 
 
+async def test_session_knows_the_proxy_too(stand) -> None:
+    import base64
+
+    async with stand.serving() as (_, api):
+        sid = await api.create(network=["pypi"])
+        await api.call("POST", f"/v1/sandboxes/{sid}/sessions", {"id": "one"})
+        body = {"shell": "env", "session": "one"}
+        ran = await api.call("POST", f"/v1/sandboxes/{sid}/run", body)
+        text = base64.b64decode(ran["stdout"]).decode()
+        assert f"https_proxy=http://127.0.0.1:{PORT}\n" in text
+
+
 async def test_service_environment_is_set_where_it_is_allowed_only(stand) -> None:
     services = {
         "pypi": Service(hosts=("mirror.test",), env={"PIP_INDEX_URL": "http://mirror.test"})
