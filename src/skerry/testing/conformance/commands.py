@@ -151,8 +151,8 @@ class CommandConformance(Conformance):
 
     async def test_signal_reaches_every_process(self, box: Box) -> None:
         sink = Sink()
-        line = "trap 'echo one; exit 3' USR1; while :; do sleep 0.05; done"
-        running, _ = box.start(("sh", "-c", f"echo up; {line}"), sink)
+        line = "trap 'echo one; exit 3' USR1; echo up; while :; do sleep 0.05; done"
+        running, _ = box.start(("sh", "-c", line), sink)
 
         async def up() -> bool:
             return sink.output[Stream.STDOUT] == b"up\n"
