@@ -127,10 +127,12 @@ class Session:
             pending = None if op is None or not op.sent else (op.seq, op.sink)
             self.shell_inside = client.attach_session(self.handle, self.op, pending)
             self.client = client
-        await asyncio.wait((self.shell_inside.started,))
-        if self.shell_inside.started.cancelled():
+        started = self.shell_inside.started
+        if not started.done():
+            await asyncio.wait((started,))
+        if started.cancelled():
             await self.shell_inside.wait()
-        self.shell_inside.started.result()
+        started.result()
         return self.shell_inside
 
     def opened(self, client: GuestClient, shell: RunningSession) -> None:
