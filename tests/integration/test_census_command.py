@@ -79,7 +79,8 @@ async def test_things_are_found_and_only_orphans_are_removed(layer_store):
     assert not left
 
 
-async def test_launcher_without_node_and_state_is_asked_to_end(layer_store):
+@pytest.mark.parametrize("reachable", [True, False], ids=["asked", "killed"])
+async def test_launcher_without_node_and_state_ends(layer_store, reachable):
     node = LiveNode(layer_store).start()
     try:
         async with node.client() as client:
@@ -88,6 +89,8 @@ async def test_launcher_without_node_and_state_is_asked_to_end(layer_store):
         launcher = node.launcher()
         node.kill()
         Path(node.state, "name").unlink()
+        if not reachable:
+            Path(node.run, "container/spawn.sock").unlink()
         status, (said,) = census("--clean", "--node", name)
         assert (status, said) == (0, {"cleaned": [name], "trouble": []})
         assert not os.path.exists(f"/proc/{launcher}")

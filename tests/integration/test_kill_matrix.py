@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -63,18 +64,14 @@ class Matrix:
             return error
 
     def _revive(self, task) -> None:
-        process = self.node._process
-        for _ in range(600):
-            if process.poll() is not None:
-                self.node.start()
-                return
-            if task.done() and not self.order.exists():
-                break
-            try:
-                process.wait(0.05)
-            except Exception:  # noqa: BLE001 - it lives on for now
-                continue
-        raise AssertionError("the point was never reached")
+        """Starts the node again once it is dead; the order is taken just before it dies."""
+        until = time.monotonic() + 60
+        while self.order.exists():
+            assert not task.done() or not self.order.exists(), "the point was never reached"
+            assert time.monotonic() < until, "the point was not reached in time"
+            time.sleep(0.01)
+        self.node._process.wait(20)
+        self.node.start()
 
     async def sweep(self, client) -> None:
         """Everything that is there can be used or deleted, and then nothing is there."""

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,8 +55,12 @@ def _shut_down(socket: str, pid: int) -> bool:
         finally:
             launcher.close()
 
-    with contextlib.suppress(OSError, SkerryError, LauncherFailed):
+    try:
         asyncio.run(ask())
+    except (OSError, SkerryError, LauncherFailed):
+        # Its socket is gone, or it hangs: what it held is removed one by one.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     return _soon(lambda: not os.path.exists(f"/proc/{pid}"))
 
 
