@@ -150,7 +150,9 @@ class Host:
         if len(uppers) > SPARE_UPPERS_MAX:
             out.append(f"{len(uppers)} uppers")
         out += [f"upper {name}" for name in uppers if not name.startswith(".")]
-        mounts = len(Path(f"/proc/{launcher}/mountinfo").read_bytes().splitlines())
+        # Layers stay mounted for a while after their last use.
+        table = Path(f"/proc/{launcher}/mountinfo").read_text().splitlines()
+        mounts = sum("/layers/" not in line for line in table)
         self._mounts = self._mounts or mounts
         if mounts > self._mounts + 4:
             out.append(f"{mounts} mounts in the launcher's namespace, were {self._mounts}")

@@ -277,19 +277,38 @@ async def commits(client: Client) -> None:
         await client.tell.op("commit", client.sdk.images.remove(name))
 
 
+async def sessions(client: Client) -> None:
+    """A persistent shell keeps what was set, over every fault; nothing runs twice."""
+    begin = time.monotonic()
+    async with client.sandbox() as sandbox:
+        session = await client.tell.op("start", sandbox.session())
+        await client.tell.op("run", session.run("cd /tmp; n=0"))
+        for turn in range(1, client.chance.randint(2, 12)):
+            op_id = f"{client.chance.getrandbits(128):032x}"
+            result = await client.tell.op(
+                "run", session.run("n=$((n+1)); echo $n $PWD", op_id=op_id)
+            )
+            if result.session_reset:
+                break  # the shell was lost, and the result says so
+            client.expect(result.text == f"{turn} /tmp\n", f"turn {turn} gave {result}", begin)
+            await asyncio.sleep(client.chance.uniform(0, 0.2))
+
+
 async def pauses(client: Client) -> None:
     """Paused, its command stands still; any request wakes it, and nothing is lost."""
     begin = time.monotonic()
     async with client.sandbox() as sandbox:
         line = "for n in $(seq 20); do echo $n; sleep 0.03; done"
-        running = asyncio.create_task(client.run(sandbox, line))
+        work = client.run(sandbox, line, own=hostile.OWN)  # deleted under it if a pause fails
+        running = asyncio.create_task(work)
         await asyncio.sleep(client.chance.uniform(0, 0.4))
         with contextlib.suppress(Stopped):
             await client.tell.op("pause", sandbox.pause())
             await asyncio.sleep(client.chance.uniform(0, 0.5))
             if client.chance.random() < 0.5:
                 await client.tell.op("pause", sandbox.resume())
-        await hostile.alive(client, sandbox, begin, "a pause")
+        with contextlib.suppress(Stopped):
+            await hostile.alive(client, sandbox, begin, "a pause")
         result = await running
         whole = "".join(f"{n}\n" for n in range(1, 21)).encode()
         client.expect(result.ok and result.stdout == whole, f"after a pause: {result}", begin)
@@ -329,6 +348,7 @@ SCENARIOS: dict[str, tuple[Scenario, float]] = {
     "ports": (ports, 1.0),
     "snapshot": (snapshot, 0.7),
     "commits": (commits, 0.4),
+    "sessions": (sessions, 1.5),
     "pauses": (pauses, 1.0),
     "stops": (stops, 0.7),
     **hostile.SCENARIOS,
