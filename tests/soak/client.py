@@ -44,7 +44,13 @@ class Teller:
         self.say(k="bad", n=kind, text=text[:600], s=since, e=now, excuse=excuse)
 
     async def op(
-        self, kind: str, work: Awaitable[T], *, own: tuple[str, ...] = (), limit: float = HANG_S
+        self,
+        kind: str,
+        work: Awaitable[T],
+        *,
+        own: tuple[str, ...] = (),
+        limit: float = HANG_S,
+        what: str = "",
     ) -> T:
         """Awaits one operation; raises Stopped if it ended with an error.
 
@@ -63,7 +69,7 @@ class Teller:
             if not bound.expired():
                 self.say(k="op", n=kind, s=begin, e=time.monotonic(), x="untyped", m=repr(error))
                 raise Stopped from error
-            self.bad(f"{kind} had no end within {limit:g} s", begin, kind="hang")
+            self.bad(f"{kind} had no end within {limit:g} s: {what}", begin, kind="hang")
             raise Stopped from error
         except Exception as error:
             self.say(k="op", n=kind, s=begin, e=time.monotonic(), x="untyped", m=repr(error)[:300])
@@ -108,7 +114,8 @@ class Client:
         """Runs a command under a fresh operation id, which the result carries."""
         op_id = f"{self.chance.getrandbits(128):032x}"
         work = sandbox.run(command, op_id=op_id, **more)
-        return await self.tell.op("run", work, own=own)
+        what = f"{sandbox.id} {op_id} {command!r}"
+        return await self.tell.op("run", work, own=own, what=what)
 
     def expect(
         self, truth: bool, text: str, since: float, *, excuse: tuple[str, ...] = ("disk",)
