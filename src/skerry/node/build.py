@@ -14,21 +14,21 @@ from skerry.images.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.store import DirectoryStore
 from skerry.node import registry as nodes
-from skerry.node.admission import Admission
+from skerry.node.admission.doors import Admission
 from skerry.node.clock import Clock, SystemClock
+from skerry.node.commands.outputs import Outputs
+from skerry.node.commands.results import Results
 from skerry.node.config import NodeConfig
+from skerry.node.gauges.loopwatch import LoopWatch
+from skerry.node.gauges.readings import Host, Readings
 from skerry.node.identity import Identity, claim
 from skerry.node.images import Images, Library
 from skerry.node.ledger import Ledger
-from skerry.node.loopwatch import LoopWatch
+from skerry.node.life.owners import Owners
+from skerry.node.life.sandboxes import Sandboxes
 from skerry.node.network import Networks
 from skerry.node.node import Node
-from skerry.node.outputs import Outputs
-from skerry.node.owners import Owners
 from skerry.node.parts import Parts
-from skerry.node.readings import Host, Readings
-from skerry.node.results import Results
-from skerry.node.sandboxes import Sandboxes
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
 from skerry.trajectory.journal import Journal

@@ -10,8 +10,8 @@ from skerry.errors import InvalidRequest
 from skerry.node.clock import Clock
 from skerry.node.files import check_path
 from skerry.node.images import Images
-from skerry.node.lives import Lives
-from skerry.node.sandbox import Sandbox
+from skerry.node.life.lives import Lives
+from skerry.node.life.sandbox import Sandbox
 from skerry.spec.layers import LayerManifest
 from skerry.wire.http import CommitBody, DiffBody
 

@@ -12,9 +12,9 @@ from typing import Final
 from skerry.errors import FileRefused, InvalidRequest, NotFound
 from skerry.guest.files import GuestFiles
 from skerry.node.clock import Clock
-from skerry.node.handles import Handles
-from skerry.node.lives import Lives
-from skerry.node.sandbox import Sandbox
+from skerry.node.commands.handles import Handles
+from skerry.node.life.lives import Lives
+from skerry.node.life.sandbox import Sandbox
 from skerry.spec.files import FileInfo, TreeUsage, WatchEvent
 from skerry.spec.limits import PATH_BYTES_MAX
 from skerry.wire.files import NAME_OPS, FileOp

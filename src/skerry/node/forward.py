@@ -10,8 +10,8 @@ from errno import ETIMEDOUT
 from skerry.errors import InvalidRequest, PortRefused, SkerryError
 from skerry.guest.forward import Connection
 from skerry.node.clock import Clock
-from skerry.node.lives import Lives
-from skerry.node.sandbox import Sandbox
+from skerry.node.life.lives import Lives
+from skerry.node.life.sandbox import Sandbox
 from skerry.wire.http import ForwardFrame
 
 CONNECT_S = 10.0  # a server inside that does not accept is given that long

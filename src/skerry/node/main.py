@@ -13,11 +13,11 @@ from skerry.errors import SkerryError, Unavailable
 from skerry.node import registry
 from skerry.node.build import build_node
 from skerry.node.config import NodeConfig
+from skerry.node.gauges.readings import raise_descriptors_max
+from skerry.node.life.owners import Exit
+from skerry.node.life.sandbox import Sandbox
 from skerry.node.node import Node
-from skerry.node.owners import Exit
-from skerry.node.readings import raise_descriptors_max
 from skerry.node.recovery import recover
-from skerry.node.sandbox import Sandbox
 from skerry.node.server.app import build_app
 from skerry.node.server.listen import Listener
 from skerry.node.swap import close_swap, open_swap

@@ -22,8 +22,8 @@ from skerry.network.policy import Policy
 from skerry.network.resolve import Lookup, Resolver, SystemLookup
 from skerry.network.services import NetworkConfig, Service, Services
 from skerry.node.clock import Clock
-from skerry.node.link import Link
-from skerry.node.sandbox import Sandbox
+from skerry.node.life.link import Link
+from skerry.node.life.sandbox import Sandbox
 from skerry.wire.network import NetworkView
 
 log = logging.getLogger("skerry.node")

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from skerry.errors import Bug
-from skerry.node.answers import Answers
-from skerry.node.batch import Batches
-from skerry.node.control import Control
+from skerry.node.commands.answers import Answers
+from skerry.node.commands.execution import Execution
+from skerry.node.commands.handles import Handles
+from skerry.node.commands.operations import Operations
+from skerry.node.commands.sessions import Sessions
 from skerry.node.disk import Disk
-from skerry.node.drain import Drain
-from skerry.node.execution import Execution
 from skerry.node.files import Files
 from skerry.node.forward import Forwarder
-from skerry.node.handles import Handles
-from skerry.node.idle import IdleReclaim
-from skerry.node.lives import Lives
-from skerry.node.metrics import Metrics
-from skerry.node.operations import Operations
+from skerry.node.gauges.metrics import Metrics
+from skerry.node.gauges.probes import Probes
+from skerry.node.life.batch import Batches
+from skerry.node.life.control import Control
+from skerry.node.life.drain import Drain
+from skerry.node.life.idle import IdleReclaim
+from skerry.node.life.lives import Lives
 from skerry.node.parts import Parts
-from skerry.node.probes import Probes
-from skerry.node.sessions import Sessions
 
 
 class Node:

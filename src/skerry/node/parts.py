@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skerry.backends.api import Backend
-from skerry.node.admission import Admission
+from skerry.node.admission.doors import Admission
 from skerry.node.clock import Clock
+from skerry.node.commands.outputs import Outputs
+from skerry.node.commands.results import Results
 from skerry.node.config import NodeConfig
+from skerry.node.gauges.loopwatch import LoopWatch
 from skerry.node.identity import Identity
 from skerry.node.images import Images
 from skerry.node.ledger import Ledger
-from skerry.node.loopwatch import LoopWatch
+from skerry.node.life.owners import Owners
+from skerry.node.life.sandboxes import Sandboxes
 from skerry.node.network import Networks
-from skerry.node.outputs import Outputs
-from skerry.node.owners import Owners
-from skerry.node.results import Results
-from skerry.node.sandboxes import Sandboxes
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
 

@@ -20,15 +20,16 @@ from skerry.errors import Bug, OutcomeUnknown, PlatformError, SkerryError, Stora
 from skerry.guest.api import LiveOperation
 from skerry.guest.client import GuestClient
 from skerry.guest.output import MemorySink
-from skerry.node import command, ledger
-from skerry.node.answers import past_of
+from skerry.node import ledger
 from skerry.node.clock import sleep
-from skerry.node.creation import claim_of
-from skerry.node.inputs import ShortInput, SpooledInput
-from skerry.node.link import RECONNECT_S, Link
+from skerry.node.commands import command
+from skerry.node.commands.answers import past_of
+from skerry.node.commands.inputs import ShortInput, SpooledInput
+from skerry.node.commands.operation import Op, Past
+from skerry.node.life.creation import claim_of
+from skerry.node.life.link import RECONNECT_S, Link
+from skerry.node.life.sandbox import HANDLES_BLOCK, Sandbox
 from skerry.node.node import Node
-from skerry.node.operation import Op, Past
-from skerry.node.sandbox import HANDLES_BLOCK, Sandbox
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import State
 from skerry.trajectory.journal import Position

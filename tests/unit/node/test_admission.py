@@ -11,11 +11,11 @@ from node_stand import settle
 
 from skerry.density.pressure import Marks, Pressure
 from skerry.errors import Overloaded, Unavailable
-from skerry.node.admission import Admission, Wait
+from skerry.node.admission.doors import Admission, Wait
+from skerry.node.admission.holders import Holder
+from skerry.node.admission.shortage import Claim
 from skerry.node.config import Limits
-from skerry.node.holders import Holder
-from skerry.node.readings import Descriptors, Host, Readings
-from skerry.node.shortage import Claim
+from skerry.node.gauges.readings import Descriptors, Host, Readings
 from skerry.node.timers import Timers
 
 GIB = 1 << 30

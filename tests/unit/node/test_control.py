@@ -9,7 +9,7 @@ from node_stand import settle
 
 from skerry.errors import InvalidRequest, SandboxFailed, StorageFailed, Unavailable
 from skerry.node import ledger
-from skerry.node.sandbox import Sandbox
+from skerry.node.life.sandbox import Sandbox
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.testing.fake import FakeInstance

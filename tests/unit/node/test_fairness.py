@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from skerry.node.fairness import FairQueue
+from skerry.node.admission.fairness import FairQueue
 
 
 def drain(queue: FairQueue[str], count: int = 1 << 30) -> list[str]:

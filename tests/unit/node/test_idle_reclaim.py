@@ -7,7 +7,7 @@ import asyncio
 from node_stand import settle
 
 from skerry.density.idle import Host, IdleMarks
-from skerry.node.control import Control
+from skerry.node.life.control import Control
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import SandboxSpec
 

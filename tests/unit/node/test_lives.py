@@ -12,7 +12,7 @@ from skerry.errors import Conflict, Overloaded, SandboxFailed, Unavailable
 from skerry.guest.client import GuestClient
 from skerry.lifecycle.table import Event
 from skerry.node.config import Limits
-from skerry.node.readings import Readings
+from skerry.node.gauges.readings import Readings
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import OnIdle, SandboxSpec, State
 from skerry.testing.fake import FakeInstance

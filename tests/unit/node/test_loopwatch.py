@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from skerry.node.loopwatch import BEAT_S, BOUNDS_S, LoopWatch, where
+from skerry.node.gauges.loopwatch import BEAT_S, BOUNDS_S, LoopWatch, where
 
 
 class Now:

@@ -9,7 +9,7 @@ import pytest
 
 from skerry.backends.api import Exit
 from skerry.node.config import Limits
-from skerry.node.metrics import Histogram, Metrics
+from skerry.node.gauges.metrics import Histogram, Metrics
 from skerry.spec.sandbox import State
 
 LINE = re.compile(r'([a-z_]+)(\{[a-z_]+="[^"\n]*"(?:,[a-z_]+="[^"\n]*")*\})? (-?[0-9.e+-]+|nan)')

@@ -10,7 +10,7 @@ import pytest
 from node_stand import settle
 
 from skerry.errors import Conflict, InvalidRequest, Overloaded, Unavailable
-from skerry.node.owners import Exit
+from skerry.node.life.owners import Exit
 from skerry.node.timers import Timers
 from skerry.spec.sandbox import SandboxSpec, State
 

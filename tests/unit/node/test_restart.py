@@ -11,7 +11,8 @@ from node_stand import Api, Stand, settle
 from skerry.backends.api import Exit
 from skerry.errors import OutcomeUnknown, SandboxFailed, SkerryError, StorageFailed
 from skerry.lifecycle.table import Event
-from skerry.node import command, ledger
+from skerry.node import ledger
+from skerry.node.commands import command
 from skerry.node.main import _end_parts
 from skerry.node.node import Node
 from skerry.node.recovery import recover

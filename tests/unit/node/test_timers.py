@@ -8,9 +8,9 @@ import pytest
 from node_stand import settle
 
 from skerry.errors import InvalidRequest
-from skerry.node.admission import Admission
+from skerry.node.admission.doors import Admission
+from skerry.node.admission.shortage import Claim
 from skerry.node.config import Limits, NodeConfig, tcp_address
-from skerry.node.shortage import Claim
 from skerry.node.timers import Timers
 
 

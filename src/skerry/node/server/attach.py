@@ -7,14 +7,14 @@ import contextlib
 
 from skerry.errors import Conflict, InvalidRequest, SkerryError
 from skerry.guest.operation import RunningOperation
-from skerry.node.command import check_signal, check_terminal
-from skerry.node.feeding import Feed
+from skerry.node.commands.command import check_signal, check_terminal
+from skerry.node.commands.feeding import Feed
+from skerry.node.commands.operation import Holder, Op
+from skerry.node.commands.views import View
 from skerry.node.node import Node
-from skerry.node.operation import Holder, Op
 from skerry.node.server.bodies import CLIENT_EVENT, COMMAND
 from skerry.node.server.commands import kills, op_of
 from skerry.node.server.sockets import Socket
-from skerry.node.views import View
 from skerry.spec.command import Terminal
 from skerry.wire.http import ClientEvent, ErrorBody, StreamEvent
 

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from skerry.errors import InvalidRequest, OutcomeUnknown
-from skerry.node.command import check_signal
+from skerry.node.commands.command import check_signal
+from skerry.node.commands.views import View
 from skerry.node.node import Node
 from skerry.node.server.bodies import COMMAND, SIGNAL, TERMINAL
 from skerry.node.server.exchange import Exchange
-from skerry.node.views import View
 from skerry.spec import ids
 from skerry.wire.batch import BatchEvent
 from skerry.wire.http import STREAM, StreamEvent

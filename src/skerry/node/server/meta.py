@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from skerry.node.metrics import page
+from skerry.node.gauges.metrics import page
 from skerry.node.node import Node
 from skerry.node.server.bodies import DRAIN
 from skerry.node.server.exchange import Exchange

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from skerry.node.metrics import Metrics
+from skerry.node.gauges.metrics import Metrics
 from skerry.node.server.exchange import Receive, Scope, Send
 
 

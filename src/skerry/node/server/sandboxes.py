@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from skerry.errors import InvalidRequest, SkerryError
-from skerry.node.batch import Batch
+from skerry.node.life.batch import Batch
 from skerry.node.node import Node
 from skerry.node.server.bodies import BATCH_CREATE, BATCH_DELETE, CHANGE, SANDBOX
 from skerry.node.server.commands import frame, watched

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from skerry.errors import SkerryError
-from skerry.node.host import host_view
+from skerry.node.gauges.host import host_view
+from skerry.node.life.sandbox import Sandbox
 from skerry.node.node import Node
-from skerry.node.sandbox import Sandbox
 from skerry.node.server.exchange import Exchange
 from skerry.node.server.sandboxes import labels_of
 from skerry.wire.control import NodeUsage, SandboxUsage

@@ -11,9 +11,9 @@ from skerry.backends.api import Reclaimable
 from skerry.density.idle import Host, Idle, IdleMarks, Seen, Step
 from skerry.errors import SkerryError
 from skerry.node.clock import Clock, sleep
-from skerry.node.host import host_view
-from skerry.node.sandbox import Sandbox
-from skerry.node.sandboxes import Sandboxes
+from skerry.node.gauges.host import host_view
+from skerry.node.life.sandbox import Sandbox
+from skerry.node.life.sandboxes import Sandboxes
 from skerry.spec.sandbox import State
 
 log = logging.getLogger("skerry.node")

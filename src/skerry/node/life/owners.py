@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from skerry.errors import Bug, Conflict, InvalidRequest, Overloaded, Unavailable
-from skerry.node.sandbox import Sandbox
+from skerry.node.life.sandbox import Sandbox
 from skerry.node.timers import Timer, Timers
 
 RETRY_S: Final = 0.2

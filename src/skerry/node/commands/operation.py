@@ -9,7 +9,7 @@ from typing import NamedTuple
 from skerry.errors import SkerryError
 from skerry.guest.operation import RunningOperation
 from skerry.guest.output import SpoolSink
-from skerry.node.inputs import Input
+from skerry.node.commands.inputs import Input
 from skerry.node.timers import Timer
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.trajectory.journal import Position

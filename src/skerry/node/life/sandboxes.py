@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from skerry.errors import Conflict, InvalidRequest, NotFound
-from skerry.node.sandbox import Sandbox
+from skerry.node.life.sandbox import Sandbox
 from skerry.spec import ids
 from skerry.spec.sandbox import State
 from skerry.wire.http import SandboxPage

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from skerry.density.pressure import Brake, Pressure
+from skerry.node.admission.holders import Holder
 from skerry.node.config import Limits
-from skerry.node.holders import Holder
-from skerry.node.readings import Readings
+from skerry.node.gauges.readings import Readings
 
 LOOK_EVERY_S = 0.5  # the host is read at most that often
 YOUNG_S = 10.0

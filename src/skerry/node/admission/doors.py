@@ -15,13 +15,13 @@ from contextlib import asynccontextmanager
 
 from skerry.density.pressure import Pressure
 from skerry.errors import Bug, Overloaded, SkerryError, Unavailable
+from skerry.node.admission.fairness import FairQueue, Ticket
+from skerry.node.admission.holders import Holder, Holders
+from skerry.node.admission.rates import Rate
+from skerry.node.admission.shortage import LOOK_EVERY_S, Claim, Claims, Shortage, Shortages
 from skerry.node.clock import Clock
 from skerry.node.config import Limits
-from skerry.node.fairness import FairQueue, Ticket
-from skerry.node.holders import Holder, Holders
-from skerry.node.rates import Rate
-from skerry.node.readings import Readings
-from skerry.node.shortage import LOOK_EVERY_S, Claim, Claims, Shortage, Shortages
+from skerry.node.gauges.readings import Readings
 from skerry.node.timers import Timer, Timers
 
 Gone = Callable[[], Awaitable[None]]  # returns when the client that waits has gone

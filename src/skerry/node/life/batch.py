@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from skerry.errors import InvalidRequest, Overloaded, SkerryError, Unavailable
-from skerry.node.holders import JOB_LABEL, Holder
-from skerry.node.lives import Lives
+from skerry.node.admission.holders import JOB_LABEL, Holder
+from skerry.node.admission.shortage import Claim
+from skerry.node.life.lives import Lives
+from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
-from skerry.node.sandbox import Sandbox
-from skerry.node.shortage import Claim
 from skerry.spec import ids
 from skerry.spec.limits import BATCH_MAX, CREATE_WAIT_MAX_S
 from skerry.spec.sandbox import SandboxSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from skerry.node.clock import Clock
-from skerry.node.sandbox import ENDED, Sandbox
+from skerry.node.life.sandbox import ENDED, Sandbox
 from skerry.node.timers import Timers
 from skerry.spec.sandbox import OnIdle, State
 

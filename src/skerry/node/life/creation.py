@@ -11,17 +11,17 @@ from skerry.backends.api import Backend, CreateRequest
 from skerry.errors import Conflict, InvalidRequest, SandboxFailed, SkerryError
 from skerry.lifecycle.table import Event
 from skerry.node import ledger
-from skerry.node.admission import ClientLeft, Gone
-from skerry.node.holders import JOB_LABEL, Holder
+from skerry.node.admission.doors import ClientLeft, Gone
+from skerry.node.admission.holders import JOB_LABEL, Holder
+from skerry.node.admission.shortage import Claim
+from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
-from skerry.node.sandbox import Sandbox
-from skerry.node.shortage import Claim
 from skerry.spec import limits
 from skerry.spec.layers import RootfsPlan
 from skerry.spec.sandbox import SandboxSpec, State
 
 if TYPE_CHECKING:
-    from skerry.node.lives import Lives
+    from skerry.node.life.lives import Lives
 
 
 class Creation:

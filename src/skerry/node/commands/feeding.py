@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from skerry.errors import Conflict, SkerryError
 from skerry.guest.operation import RunningOperation
-from skerry.node.operation import Op
+from skerry.node.commands.operation import Op
 from skerry.wire.http import StdinTaken
 
 

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from types import FrameType
 from typing import Final
 
-from skerry.node.metrics import Histogram
+from skerry.node.gauges.metrics import Histogram
 
 log = logging.getLogger("skerry.node")
 

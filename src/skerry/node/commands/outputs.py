@@ -1,7 +1,7 @@
 """Where input and output of commands under way are kept, so that a restarted node can go on.
 
 STATE/spool/SANDBOX-OP.stdout, .stderr: see `skerry.guest.spool`; short output makes no file.
-STATE/spool/SANDBOX-OP.stdin: see `skerry.node.inputs`; short input makes none either.
+STATE/spool/SANDBOX-OP.stdin: see `skerry.node.commands.inputs`; short input makes none either.
 """
 
 from __future__ import annotations

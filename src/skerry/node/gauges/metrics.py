@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from skerry.backends.api import Gauged
 from skerry.errors import SkerryError
-from skerry.node.operation import Op
-from skerry.node.sandbox import Sandbox
+from skerry.node.commands.operation import Op
+from skerry.node.life.sandbox import Sandbox
 from skerry.spec.command import RunResult
 from skerry.spec.sandbox import State
 

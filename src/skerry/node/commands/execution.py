@@ -20,16 +20,17 @@ from skerry.errors import (
 from skerry.guest.api import Outcome, Stream
 from skerry.guest.client import GuestClient
 from skerry.guest.operation import RunningOperation
-from skerry.node import command, ledger
-from skerry.node.answers import Answers
-from skerry.node.handles import Handles
-from skerry.node.inputs import INLINE_BYTES_MAX, Input, ShortInput, SpooledInput
-from skerry.node.link import Link
-from skerry.node.lives import Lives
-from skerry.node.operation import Op, Past
+from skerry.node import ledger
+from skerry.node.commands import command
+from skerry.node.commands.answers import Answers
+from skerry.node.commands.handles import Handles
+from skerry.node.commands.inputs import INLINE_BYTES_MAX, Input, ShortInput, SpooledInput
+from skerry.node.commands.operation import Op, Past
+from skerry.node.commands.sessions import Sessions
+from skerry.node.life.link import Link
+from skerry.node.life.lives import Lives
+from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
-from skerry.node.sandbox import Sandbox
-from skerry.node.sessions import Sessions
 from skerry.spec.command import RunResult
 
 log = logging.getLogger("skerry.node")

@@ -8,12 +8,13 @@ import msgspec
 
 from skerry.errors import Bug, SkerryError, StorageFailed
 from skerry.guest.api import Stream
-from skerry.node import command, ledger
-from skerry.node.inputs import SpooledInput
-from skerry.node.operation import Op, Past
+from skerry.node import ledger
+from skerry.node.commands import command
+from skerry.node.commands.inputs import SpooledInput
+from skerry.node.commands.operation import Op, Past
+from skerry.node.commands.results import Answer, wrap
+from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
-from skerry.node.results import Answer, wrap
-from skerry.node.sandbox import Sandbox
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.trajectory.journal import Position
 from skerry.wire.http import ErrorBody

@@ -28,15 +28,16 @@ from skerry.guest import shells
 from skerry.guest.api import Kind, LiveOperation, Operation, Outcome
 from skerry.guest.client import GuestClient
 from skerry.guest.session import SessionCommand
-from skerry.node import command, ledger
-from skerry.node.answers import Answers
-from skerry.node.handles import Handles
-from skerry.node.link import Link
-from skerry.node.lives import Lives
-from skerry.node.operation import Op
+from skerry.node import ledger
+from skerry.node.commands import command
+from skerry.node.commands.answers import Answers
+from skerry.node.commands.handles import Handles
+from skerry.node.commands.operation import Op
+from skerry.node.commands.session import Session, Withdrawn
+from skerry.node.life.link import Link
+from skerry.node.life.lives import Lives
+from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
-from skerry.node.sandbox import Sandbox
-from skerry.node.session import Session, Withdrawn
 from skerry.spec.session import SESSIONS_MAX, SessionSpec, check_session_id
 from skerry.wire.sessions import SessionInfo
 

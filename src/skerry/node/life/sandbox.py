@@ -19,10 +19,10 @@ from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
 
 if TYPE_CHECKING:
     from skerry.network.gateway import Gateway
-    from skerry.node.admission import Wait
-    from skerry.node.link import Link, Port
-    from skerry.node.operation import Op, Past
-    from skerry.node.session import Session
+    from skerry.node.admission.doors import Wait
+    from skerry.node.commands.operation import Op, Past
+    from skerry.node.commands.session import Session
+    from skerry.node.life.link import Link, Port
 
 HANDLES_BLOCK = 1024
 HANDLE_MAX = (1 << 29) - 1

@@ -14,8 +14,8 @@ from skerry.guest.api import Stream
 from skerry.guest.operation import RunningOperation
 from skerry.guest.output import Tee
 from skerry.guest.spool import split_limit
-from skerry.node.operation import Op
-from skerry.node.results import Answer, unwrap, wrap
+from skerry.node.commands.operation import Op
+from skerry.node.commands.results import Answer, unwrap, wrap
 from skerry.spec.command import RunResult
 from skerry.wire.http import ErrorBody, StreamEvent
 

@@ -9,19 +9,19 @@ from typing import Any
 
 from skerry.errors import Conflict, NotFound, SkerryError
 from skerry.guest.api import Stream
-from skerry.node import command
-from skerry.node.answers import Answers
-from skerry.node.execution import Execution
-from skerry.node.feeding import feed
-from skerry.node.handles import Handles
-from skerry.node.link import Link
-from skerry.node.lives import Lives
-from skerry.node.operation import Op, Past
+from skerry.node.commands import command
+from skerry.node.commands.answers import Answers
+from skerry.node.commands.execution import Execution
+from skerry.node.commands.feeding import feed
+from skerry.node.commands.handles import Handles
+from skerry.node.commands.operation import Op, Past
+from skerry.node.commands.results import Answer, unwrap, wrap
+from skerry.node.commands.sessions import Sessions
+from skerry.node.commands.views import View
+from skerry.node.life.link import Link
+from skerry.node.life.lives import Lives
+from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
-from skerry.node.results import Answer, unwrap, wrap
-from skerry.node.sandbox import Sandbox
-from skerry.node.sessions import Sessions
-from skerry.node.views import View
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.sandbox import State
 from skerry.wire.http import ErrorBody, OpStatus, StdinTaken

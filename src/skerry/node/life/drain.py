@@ -6,9 +6,9 @@ import asyncio
 import logging
 
 from skerry.errors import SkerryError
-from skerry.node.control import Control
+from skerry.node.life.control import Control
+from skerry.node.life.sandbox import ENDED, Draining, Sandbox
 from skerry.node.parts import Parts
-from skerry.node.sandbox import ENDED, Draining, Sandbox
 from skerry.node.timers import Timer
 from skerry.wire.control import DrainBody, DrainState
 

@@ -18,13 +18,13 @@ from skerry.errors import (
 from skerry.lifecycle import table
 from skerry.lifecycle.table import Command, Event
 from skerry.node import ledger
-from skerry.node.creation import Creation, unwanted
-from skerry.node.deadlines import Deadlines
-from skerry.node.handles import Handles
-from skerry.node.link import Link
-from skerry.node.operation import Past
+from skerry.node.commands.handles import Handles
+from skerry.node.commands.operation import Past
+from skerry.node.life.creation import Creation, unwanted
+from skerry.node.life.deadlines import Deadlines
+from skerry.node.life.link import Link
+from skerry.node.life.sandbox import ENDED, Sandbox
 from skerry.node.parts import Parts
-from skerry.node.sandbox import ENDED, Sandbox
 from skerry.spec.sandbox import State
 
 log = logging.getLogger("skerry.node")

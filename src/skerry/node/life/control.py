@@ -8,9 +8,9 @@ from skerry.errors import InvalidRequest
 from skerry.lifecycle import table
 from skerry.lifecycle.table import Event
 from skerry.node import ledger
-from skerry.node.lives import Lives
+from skerry.node.life.lives import Lives
+from skerry.node.life.sandbox import ENDED, Sandbox
 from skerry.node.parts import Parts
-from skerry.node.sandbox import ENDED, Sandbox
 from skerry.spec.sandbox import State
 from skerry.wire.control import SandboxChange
 

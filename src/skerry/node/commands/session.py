@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from skerry.errors import Overloaded
 from skerry.guest.client import GuestClient
 from skerry.guest.session import RunningSession
-from skerry.node.operation import Op
+from skerry.node.commands.operation import Op
 from skerry.spec.session import QUEUE_MAX, SessionSpec
 from skerry.wire.sessions import SessionInfo
 

@@ -1,0 +1,1 @@
+"""Who may come in: room, a place, fair turns, and what is short when there is none."""

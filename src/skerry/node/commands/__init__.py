@@ -1,0 +1,1 @@
+"""Commands: asked, started at most once, carried to a recorded answer; sessions included."""

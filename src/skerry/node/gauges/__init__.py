@@ -1,0 +1,1 @@
+"""What the node reads of its host, its backends and itself."""

@@ -1,0 +1,1 @@
+"""The life of sandboxes: made, paused, resumed, drained, stopped, by request or by a deadline."""
