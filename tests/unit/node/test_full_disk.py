@@ -10,6 +10,7 @@ from skerry.errors import PlatformError, SkerryError, StorageFailed
 from skerry.node import ledger
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import SandboxSpec, State
+from skerry.spec.session import SessionSpec
 from skerry.wire.control import SandboxChange
 
 TRUE = CommandSpec(argv=("true",))
@@ -35,6 +36,8 @@ async def do_everything(node) -> list[SkerryError]:
     await attempt(node.control.resume(sandbox))
     await attempt(node.control.change(sandbox, SandboxChange(ttl_s=1000)))
     await attempt(node.operations.run(sandbox, None, TRUE))
+    await attempt(node.sessions.create(sandbox, "s", SessionSpec()))
+    await attempt(node.sessions.close(sandbox, "s"))
     return refused
 
 
@@ -52,8 +55,8 @@ async def test_full_disk_at_this_record_is_told_and_passes(stand, monkeypatch, k
             patch.setattr(node.ledger._journal, "append", full)
             refused = await do_everything(node)
             assert all(isinstance(error, PlatformError) for error in refused)
-            # only the end of a sandbox needs no record: freeing does not wait for a disk
-            assert bool(refused) == (kind != "ending")
+            # only ends need no record: freeing does not wait for a disk
+            assert bool(refused) == (kind not in ("ending", "session-ended"))
             for sandbox in node.sandboxes:
                 assert sandbox.state is State.RUNNING
             assert len(stand.world.instances) == len(node.sandboxes)

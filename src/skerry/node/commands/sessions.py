@@ -22,6 +22,7 @@ from skerry.errors import (
     Overloaded,
     SandboxFailed,
     SkerryError,
+    StorageFailed,
     Unavailable,
 )
 from skerry.guest import shells
@@ -129,7 +130,16 @@ class Sessions:
     def _forget(self, sandbox: Sandbox, session: Session) -> None:
         session.closing = True
         if sandbox.sessions.pop(session.id, None) is not None:
-            self._ledger.append(sandbox.id, ledger.SessionEnded(session.id))
+            self._record_end(sandbox, session.id)
+
+    def _record_end(self, sandbox: Sandbox, session_id: str) -> None:
+        try:
+            self._ledger.append(sandbox.id, ledger.SessionEnded(session_id))
+        except StorageFailed as error:
+            # A restarted node asks the agent, which has none: ending does not wait for a disk.
+            log.warning(
+                "the end of session %s of %s is not on record: %s", session_id, sandbox.id, error
+            )
 
     async def _open(
         self, sandbox: Sandbox, session_id: str, spec: SessionSpec, link: Link
@@ -161,10 +171,10 @@ class Sessions:
                     return session
                 outcome = await running.wait()
             except SkerryError:
-                self._ledger.append(sandbox.id, ledger.SessionEnded(session_id))
+                self._record_end(sandbox, session_id)
                 raise
             running.acknowledge_end()
-            self._ledger.append(sandbox.id, ledger.SessionEnded(session_id))
+            self._record_end(sandbox, session_id)
             if outcome.error_step != "exec" or outcome.errno != ENOENT:
                 break
         raise _not_opened(outcome, spec, sandbox)
@@ -176,7 +186,7 @@ class Sessions:
     ) -> None:
         """Takes over a session of an earlier process, if the agent still has it."""
         if live is None:
-            self._ledger.append(sandbox.id, ledger.SessionEnded(began.id))
+            self._record_end(sandbox, began.id)
             return
         sandbox.sessions[began.id] = Session(
             began.id,
