@@ -27,7 +27,7 @@ from skerry.guest.forward import Connection, Forwards, Listener, OnConnection, l
 from skerry.guest.inlet import Inlet
 from skerry.guest.operation import RunningOperation
 from skerry.guest.session import RunningSession
-from skerry.wire import guest
+from skerry.wire import guest, streams
 from skerry.wire.frames import (
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
@@ -103,7 +103,7 @@ class GuestClient:
         self._send_start(operation)
         inlet = None
         if operation.stdin:
-            stream = guest.operation_stream(operation.handle, guest.STDIN)
+            stream = streams.operation_stream(operation.handle, streams.STDIN)
             # What feeds a file helper ends with its connection: nothing is held for another one.
             resumable = operation.kind is Kind.COMMAND
             inlet = Inlet(self._channel, self.generation, stream, resumable=resumable)
@@ -136,15 +136,15 @@ class GuestClient:
         if inlet is not None:
             inlet.resume(self._channel, self.generation)
         elif stdin and known.stdin_total is not None:
-            stream = guest.operation_stream(handle, guest.STDIN)
+            stream = streams.operation_stream(handle, streams.STDIN)
             inlet = Inlet.adopt(
                 self._channel, self.generation, stream, known.stdin_total, eof=known.stdin_eof
             )
         self._send(guest.Attach(stdout_offset, stderr_offset), handle)
         offsets = (stdout_offset, stderr_offset)
-        for channel, offset in zip((guest.STDOUT, guest.STDERR), offsets, strict=True):
+        for channel, offset in zip((streams.STDOUT, streams.STDERR), offsets, strict=True):
             if offset:
-                stream = guest.operation_stream(handle, channel)
+                stream = streams.operation_stream(handle, channel)
                 self._channel.send(guest.encode(guest.Credit(offset), self.generation, stream))
         return self._enter(handle, sink, offsets=offsets, inlet=inlet, attached=True)
 
@@ -287,14 +287,14 @@ class GuestClient:
         type_, generation, stream, payload = frame
         if generation != self.generation:
             return
-        if type_ == _DATA and stream < guest.FORWARD and stream & 2:
+        if type_ == _DATA and stream < streams.FORWARD and stream & 2:
             operation = self._operations.get(stream >> 2)
             if operation is None:
                 raise ProtocolError(f"output on stream {stream:#x}, which is not attached")
             operation.take_data(stream & 3, payload)
             return
         message = guest.from_agent(frame)
-        if stream >= guest.FORWARD:
+        if stream >= streams.FORWARD:
             if self._forwards is not None:
                 self._forwards.take(message, stream)
         elif stream == 0:
@@ -375,11 +375,11 @@ class GuestClient:
         self._channel.send(frames)
 
     def _check_handle(self, handle: int) -> None:
-        if not 0 < handle <= guest.HANDLE_MAX or handle in self._operations:
+        if not 0 < handle <= streams.HANDLE_MAX or handle in self._operations:
             raise InvalidRequest(f"handle {handle} is out of bounds or in use")
 
     def _send(self, message: guest.Message, handle: int) -> None:
-        stream = guest.operation_stream(handle, guest.CONTROL)
+        stream = streams.operation_stream(handle, streams.CONTROL)
         self._channel.send(guest.encode(message, self.generation, stream))
 
     def _enter(

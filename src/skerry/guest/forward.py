@@ -18,9 +18,9 @@ from typing import Final
 from skerry.errors import Conflict, Overloaded, PortRefused, SandboxFailed, SkerryError
 from skerry.guest.channel import Channel, same_error
 from skerry.guest.inlet import Inlet
-from skerry.wire import guest
+from skerry.wire import guest, streams
 from skerry.wire.frames import WINDOW, ProtocolError
-from skerry.wire.places import place_of
+from skerry.wire.streams import place_of
 
 CONNECTIONS_MAX: Final = 1024  # a channel; more are reset at once
 CONNECTS_MAX: Final = 256  # of them, those that the host asked for
@@ -59,7 +59,7 @@ class Connection:
         self._channel = channel
         self._generation = generation
         self._on_end = on_end
-        stream = guest.forward_stream(number, guest.INWARD)
+        stream = streams.forward_stream(number, streams.INWARD)
         self._inlet = Inlet(channel, generation, stream, resumable=False)
         self._pieces: deque[bytes] = deque()
         self._received = 0
@@ -85,7 +85,7 @@ class Connection:
         self._read += len(data)
         if self._read - self._granted >= _GRANT_STEP and self._error is None and not self._ended:
             self._granted = self._read
-            self._send(guest.Credit(self._read), guest.OUTWARD)
+            self._send(guest.Credit(self._read), streams.OUTWARD)
         return data
 
     async def write(self, data: bytes) -> None:
@@ -103,7 +103,7 @@ class Connection:
     def reset(self) -> None:
         """Aborts it, unless it is over; safe to call at any time."""
         if self._error is None and not (self._ended and self._inlet.finished):
-            self._send(guest.Reset(), guest.CONTROL)
+            self._send(guest.Reset(), streams.CONTROL)
             self._end(SandboxFailed("the forwarded connection was reset by the host"))
 
     def take_data(self, message: guest.Data) -> None:
@@ -156,7 +156,7 @@ class Connection:
 
     def _send(self, message: guest.Message, channel: int) -> None:
         if not self._channel.lost.done():
-            stream = guest.forward_stream(self.number, channel)
+            stream = streams.forward_stream(self.number, channel)
             self._channel.send(guest.encode(message, self._generation, stream))
 
 
@@ -211,12 +211,12 @@ class Forwards:
 
         Raises PortRefused if nothing answers there, Overloaded beyond CONNECTS_MAX of them.
         """
-        if sum(number >= guest.HOST_CONN for number in self._connections) >= CONNECTS_MAX:
+        if sum(number >= streams.HOST_CONN for number in self._connections) >= CONNECTS_MAX:
             raise _connect_error(port, EAGAIN)
-        self._last = self._last % (guest.HOST_CONN - 1) + 1
-        number = guest.HOST_CONN | self._last
+        self._last = self._last % (streams.HOST_CONN - 1) + 1
+        number = streams.HOST_CONN | self._last
         connection = Connection(self._channel, self._generation, number, port, self._forget)
-        self._tell(guest.Connect(port), guest.forward_stream(number, guest.CONTROL))
+        self._tell(guest.Connect(port), streams.forward_stream(number, streams.CONTROL))
         opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connections[number], self._opening[number] = connection, opening
         try:
@@ -231,7 +231,7 @@ class Forwards:
         """Asks the agent to listen; the listener's `ready` says when it does."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         listener = Listener(handle, port, on_connection, ready, self._close)
-        self._tell(guest.Listen(port), guest.operation_stream(handle, guest.CONTROL))
+        self._tell(guest.Listen(port), streams.operation_stream(handle, streams.CONTROL))
         self._listeners[handle] = listener
         return listener
 
@@ -297,7 +297,7 @@ class Forwards:
             opening.set_exception(_connect_error(connection.port, message.errno))
 
     def _open(self, number: int, message: guest.Opened) -> None:
-        if number >= guest.HOST_CONN:
+        if number >= streams.HOST_CONN:
             opening = self._opening.pop(number, None)
             if opening is not None and not opening.done():
                 opening.set_result(None)
@@ -308,7 +308,7 @@ class Forwards:
             raise ProtocolError(f"forwarded connection {number} was opened twice, or by nobody")
         listener = self._listeners.get(message.handle)
         if listener is None or len(self._connections) >= CONNECTIONS_MAX:
-            self._tell(guest.Reset(), guest.forward_stream(number, guest.CONTROL))
+            self._tell(guest.Reset(), streams.forward_stream(number, streams.CONTROL))
             return
         connection = Connection(self._channel, self._generation, number, message.port, self._forget)
         self._connections[number] = connection
@@ -322,7 +322,7 @@ class Forwards:
         if listener is not None and not self._channel.lost.done():
             if not listener.answered:
                 self._given_up.add(handle)
-            self._tell(guest.Unlisten(), guest.operation_stream(handle, guest.CONTROL))
+            self._tell(guest.Unlisten(), streams.operation_stream(handle, streams.CONTROL))
 
     def _tell(self, message: guest.Message, stream: int) -> None:
         self._channel.send(guest.encode(message, self._generation, stream))

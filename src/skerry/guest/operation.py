@@ -22,7 +22,7 @@ from skerry.errors import (
 from skerry.guest.api import Outcome, OutputSink, Stream
 from skerry.guest.channel import Channel, same_error
 from skerry.guest.inlet import Inlet
-from skerry.wire import guest
+from skerry.wire import guest, streams
 from skerry.wire.frames import WINDOW, ProtocolError, data_offset
 
 GRANT_STEP: Final = WINDOW // 2  # below this much output no credit is needed, nor a safe write
@@ -196,7 +196,7 @@ class RunningOperation:
         operation again in the next WELCOME.
         """
         if self._outcome is not None and not self._channel.lost.done():
-            self._send(guest.Ack(), guest.CONTROL)
+            self._send(guest.Ack(), streams.CONTROL)
 
     def fail(self, error: SkerryError) -> None:
         """Cancels it and throws away what is left of it: `wait` raises the error."""
@@ -211,7 +211,7 @@ class RunningOperation:
     def take_data(self, channel: int, payload: bytes) -> None:
         """Output came; raises ProtocolError."""
         offset = data_offset(payload)
-        outlet = self._outlets[channel - guest.STDOUT]
+        outlet = self._outlets[channel - streams.STDOUT]
         end = outlet.take(offset, len(payload) - 8)
         sink = self._sink
         if sink is None:
@@ -228,7 +228,7 @@ class RunningOperation:
 
     def take_eof(self, channel: int, total: int) -> None:
         """A stream ended; raises ProtocolError."""
-        outlet = self._outlets[channel - guest.STDOUT]
+        outlet = self._outlets[channel - streams.STDOUT]
         if outlet.ended or total != outlet.received:
             raise ProtocolError(f"end of output at {total} after {outlet.received} bytes")
         outlet.ended = True
@@ -249,7 +249,7 @@ class RunningOperation:
                 f" after {out.received} and {err.received}"
             )
         if self._sink is None:
-            self._send(guest.Ack(), guest.CONTROL)
+            self._send(guest.Ack(), streams.CONTROL)
         else:
             self._outcome = _outcome(done)
         self._finish()
@@ -263,10 +263,10 @@ class RunningOperation:
 
     def take_error(self, channel: int, error: guest.Error) -> None:
         """A frame was refused. What came too late to matter (ESRCH, EBUSY) is no failure."""
-        if channel == guest.STDIN:
+        if channel == streams.STDIN:
             if self.inlet is not None:
                 self.inlet.close()
-        elif channel == guest.CONTROL and error.errno not in (_ESRCH, _EBUSY):
+        elif channel == streams.CONTROL and error.errno not in (_ESRCH, _EBUSY):
             self._error = self._error or _refusal(error, self.handle)
             self._finish()
 
@@ -281,7 +281,7 @@ class RunningOperation:
 
     def cancel_inside(self) -> None:
         """Sends what ends it; raises the channel's error."""
-        self._send(guest.Cancel(), guest.CONTROL)
+        self._send(guest.Cancel(), streams.CONTROL)
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -291,13 +291,13 @@ class RunningOperation:
         return self.inlet
 
     def _send(self, message: guest.Message, channel: int) -> None:
-        stream = guest.operation_stream(self.handle, channel)
+        stream = streams.operation_stream(self.handle, channel)
         self._channel.send(guest.encode(message, self._generation, stream))
 
     def _tell(self, message: guest.Message) -> None:
         """Sends a control frame, unless the operation has ended; raises if the channel has."""
         if self._outcome is None and self._error is None:
-            self._send(message, guest.CONTROL)
+            self._send(message, streams.CONTROL)
         elif self._error is not None and self._channel.lost.done():
             raise same_error(self._error)
 

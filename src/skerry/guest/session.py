@@ -15,7 +15,7 @@ from skerry.guest.api import Outcome, OutputSink, Stream
 from skerry.guest.channel import Channel
 from skerry.guest.operation import Outlet, RunningOperation
 from skerry.guest.output import MemorySink
-from skerry.wire import guest
+from skerry.wire import guest, streams
 from skerry.wire.frames import DATA_BYTES_MAX, WINDOW, ProtocolError, data_offset, encode_data
 from skerry.wire.guest_sessions import LINE_BYTES_MAX, SCRIPT_BYTES_MAX, Exec, Ran
 
@@ -78,7 +78,7 @@ class SessionCommand(RunningOperation):
 
     def cancel_inside(self) -> None:
         """Sends what ends it; raises the channel's error."""
-        self._send(guest.Cancel(self.seq), guest.CONTROL)
+        self._send(guest.Cancel(self.seq), streams.CONTROL)
 
     def resize(self, rows: int, cols: int) -> None:
         """Raises Conflict: there is no terminal."""
@@ -187,7 +187,7 @@ class RunningSession(RunningOperation):
         self.bases = (0, 0)  # where the output of the command `seq` begins, or of the next one
         self.seq = 0  # the last command that came inside
         # Channels of which nothing was heard since an attach: the agent says from where it sends.
-        self._untold = {guest.STDOUT, guest.STDERR} if attached else set()
+        self._untold = {streams.STDOUT, streams.STDERR} if attached else set()
         self._command: SessionCommand | None = None
         self._pending = pending
         self.resumed: SessionCommand | None = None  # the one that was pending, if it came inside
@@ -205,7 +205,7 @@ class RunningSession(RunningOperation):
             raise Bug(f"a script of {len(script)} bytes was not refused before")
         line = script if len(script) <= LINE_BYTES_MAX else None
         if line is None:
-            stream = guest.operation_stream(self.handle, guest.STDIN)
+            stream = streams.operation_stream(self.handle, streams.STDIN)
             for at in range(0, len(script), PIECE_BYTES):
                 await self.channel.writable()
                 piece = script[at : at + PIECE_BYTES]
@@ -218,7 +218,7 @@ class RunningSession(RunningOperation):
                 no_output_ms=no_output_ms or None,
                 line=line,
             ),
-            guest.CONTROL,
+            streams.CONTROL,
         )
         self.seq = seq
         self._forgotten()  # EXEC acknowledges what was before
@@ -227,7 +227,7 @@ class RunningSession(RunningOperation):
     def close(self) -> None:
         """Asks the shell to end; what still runs in it after two seconds is ended."""
         if not self.ended:
-            self._send(guest.Eof(0), guest.STDIN)
+            self._send(guest.Eof(0), streams.STDIN)
 
     def acknowledge_end(self) -> None:
         """The end of the whole session was heard: the agent forgets it."""
@@ -235,7 +235,7 @@ class RunningSession(RunningOperation):
 
     def acknowledge_command(self, seq: int) -> None:
         """The command's result is recorded: the agent forgets it and its output."""
-        self._send(guest.Ack(seq), guest.CONTROL)
+        self._send(guest.Ack(seq), streams.CONTROL)
         if seq == self.seq and self._command is None:
             self._forgotten()
 
@@ -277,8 +277,8 @@ class RunningSession(RunningOperation):
             self._command.take_data(channel, payload)
             return
         # What was answered already may come again after an attach.
-        end = self.outlets[channel - guest.STDOUT].take(data_offset(payload), len(payload) - 8)
-        if end > self.bases[channel - guest.STDOUT] and not self._attached:
+        end = self.outlets[channel - streams.STDOUT].take(data_offset(payload), len(payload) - 8)
+        if end > self.bases[channel - streams.STDOUT] and not self._attached:
             raise ProtocolError("output of a session without a command")
 
     def take_done(self, done: guest.Done) -> None:
@@ -304,8 +304,8 @@ class RunningSession(RunningOperation):
             outlet.limit = outlet.received + WINDOW
 
     def _take_ran(self, ran: Ran) -> None:
-        self._hear(guest.STDOUT, ran.stdout_total)
-        self._hear(guest.STDERR, ran.stderr_total)
+        self._hear(streams.STDOUT, ran.stdout_total)
+        self._hear(streams.STDERR, ran.stderr_total)
         command = self._command
         if ran.seq != self.seq:
             raise ProtocolError(f"RAN of command {ran.seq}, not {self.seq}")
@@ -321,6 +321,6 @@ class RunningSession(RunningOperation):
         """The first offset after an attach is where the agent's memory begins."""
         if channel in self._untold:
             self._untold.discard(channel)
-            outlet = self.outlets[channel - guest.STDOUT]
+            outlet = self.outlets[channel - streams.STDOUT]
             outlet.received = outlet.granted = offset
             outlet.limit = offset + WINDOW

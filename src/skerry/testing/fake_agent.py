@@ -21,7 +21,7 @@ from skerry.testing.fake_ports import FakePorts
 from skerry.testing.fake_sessions import FakeShell
 from skerry.testing.fake_wire import Code, Frame, Tag, pack, pack_fields, parse_fields
 from skerry.testing.fake_words import run_words, watch_words
-from skerry.wire.guest import FORWARD
+from skerry.wire.streams import FORWARD
 
 if TYPE_CHECKING:
     from skerry.testing.fake_connection import AgentConnection

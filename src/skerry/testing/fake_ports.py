@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from skerry.testing.fake_wire import Code, Frame, Tag, parse_fields
-from skerry.wire.guest import FORWARD, HOST_CONN, forward_stream
+from skerry.wire.streams import FORWARD, HOST_CONN, forward_stream
 
 if TYPE_CHECKING:
     from skerry.testing.fake_agent import FakeAgent

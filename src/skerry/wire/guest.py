@@ -34,30 +34,16 @@ from skerry.wire.frames import (
     encode_frame,
 )
 from skerry.wire.guest_sessions import End, Exec, Ran
+from skerry.wire.streams import HANDLE_MAX, may_come
 
 Message = fields.Message
 
 AGENT_MAJOR: Final = 0  # of the agents that this side understands
-HANDLE_MAX: Final = (1 << 29) - 1
 GENERATION_MAX: Final = (1 << 32) - 1
-FORWARD: Final = 1 << 31  # set in the stream ids of forwarded connections
-HOST_CONN: Final = 1 << 28  # set in the number of a forwarded connection that the host asked for
-CONTROL, STDIN, STDOUT, STDERR = 0, 1, 2, 3  # channels of an operation
-INWARD, OUTWARD = 1, 2  # channels of a forwarded connection
 PID_MAX: Final = (1 << 31) - 1
 PTY_MAX: Final = 65_535
 ERRNO_MAX: Final = 4095
 STEP_BYTES_MAX: Final = 256
-
-
-def operation_stream(handle: int, channel: int) -> int:
-    """Returns the stream id of an operation's channel."""
-    return handle << 2 | channel
-
-
-def forward_stream(conn: int, channel: int) -> int:
-    """Returns the stream id of a forwarded connection's channel."""
-    return FORWARD | conn << 2 | channel
 
 
 class Hello(Message, frozen=True):
@@ -374,13 +360,6 @@ _HOST: Final = (Hello, Ping, Hold, *_COMMANDS, Listen, Unlisten, Connect)
 _AGENT: Final = (Welcome, Pong, Started, Done, Ran, Opened, Error)
 _FROM_HOST: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_HOST, *_BOTH)}
 _FROM_AGENT: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_AGENT, *_BOTH)}
-_CONNECTION: Final = frozenset(
-    {GuestFrame.HELLO, GuestFrame.WELCOME, GuestFrame.PING, GuestFrame.PONG, GuestFrame.HOLD}
-)
-_CONTENT: Final = frozenset({GuestFrame.DATA, GuestFrame.EOF})
-# Plain numbers: a member of an enum is dear to look up, and this is done for every frame.
-_ERROR, _CREDIT, _CONNECT = map(int, (GuestFrame.ERROR, GuestFrame.CREDIT, GuestFrame.CONNECT))
-_EDGES: Final = frozenset({GuestFrame.OPENED, GuestFrame.RESET})
 
 
 def encode(message: Message, generation: int, stream: int) -> bytes:
@@ -402,29 +381,9 @@ def _decode(frame: Frame, table: dict[int, type[Message]], *, outward: bool) -> 
     cls = table.get(frame.type)
     if cls is None:
         raise ProtocolError(f"a frame of type {frame.type:#04x}")
-    if not _fits(frame.type, frame.stream, outward=outward):
+    if not may_come(frame.type, frame.stream, outward=outward):
         raise ProtocolError(f"{cls.CODE.name} on stream {frame.stream:#x}")
     if cls.PARTS or cls is Data or cls is More:
         return cls.parse(frame.payload)
     Fields(frame.payload)
     return cls()
-
-
-def _fits(type_: int, stream: int, *, outward: bool) -> bool:
-    """Returns whether a frame of this type may come on this stream, from the agent if `outward`."""
-    forward, number_, channel = stream >= FORWARD, (stream & (FORWARD - 1)) >> 2, stream & 3
-    if type_ == _ERROR:
-        return True
-    if type_ in _CONNECTION:
-        return stream == 0
-    if type_ in _EDGES:
-        return forward and channel == CONTROL
-    if type_ == _CONNECT:
-        return forward and channel == CONTROL and number_ >= HOST_CONN
-    if type_ in _CONTENT or type_ == _CREDIT:
-        if not forward and number_ == 0:
-            return False
-        if outward != (type_ in _CONTENT):  # it is about what flows inwards
-            return channel == STDIN
-        return channel == OUTWARD or (channel == STDERR and not forward)
-    return not forward and number_ != 0 and channel == CONTROL

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from skerry.errors import InvalidRequest
-from skerry.wire import guest
+from skerry.wire import guest, streams
 from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import PAYLOAD_BYTES_MAX, Tag, encode_frame
 
@@ -21,7 +21,7 @@ def takes_long(version: str) -> bool:
 def encode_start(message: guest.Start, generation: int, handle: int) -> bytes:
     """Returns the frames of a START, one or several; InvalidRequest if they would be too many."""
     payload = message.payload()
-    stream = guest.operation_stream(handle, guest.CONTROL)
+    stream = streams.operation_stream(handle, streams.CONTROL)
     if len(payload) <= PAYLOAD_BYTES_MAX:
         return encode_frame(guest.Start.CODE, generation, stream, payload)
     head = PAYLOAD_BYTES_MAX - 13  # room for the field that announces the rest

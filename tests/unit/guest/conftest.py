@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from skerry.guest.client import GuestClient
-from skerry.wire import guest
+from skerry.wire import guest, streams
 from skerry.wire.frames import FrameDecoder, encode_frame
 
 NONCE = b"nonce of 16 byte"
@@ -61,7 +61,7 @@ class Agent:
     def output(self, handle: int, offset: int, data: bytes, channel: int = 2) -> None:
         for at in range(0, len(data), 32_768):
             piece = data[at : at + 32_768]
-            self.send(guest.Data(offset + at, piece), guest.operation_stream(handle, channel))
+            self.send(guest.Data(offset + at, piece), streams.operation_stream(handle, channel))
 
     def done(self, handle: int, out: int = 0, err: int = 0, **fields) -> None:
         message = guest.Done(

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from skerry.node.server.app import ROUTES, SOCKETS
-from skerry.wire import http, openapi
+from skerry.wire import http, openapi, routes
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,7 +24,7 @@ def test_every_route_is_in_the_document_and_the_other_way_round() -> None:
         (method.upper(), path) for path, methods in document["paths"].items() for method in methods
     }
     assert told == served()
-    assert len(openapi.ROUTES) == len(told)
+    assert len(routes.ROUTES) == len(told)
 
 
 def test_every_route_is_in_the_contract_and_in_the_reference() -> None:

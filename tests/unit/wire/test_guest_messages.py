@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.errors import InvalidRequest
-from skerry.wire import guest
+from skerry.wire import guest, streams
 from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import Frame, FrameDecoder, GuestFrame, ProtocolError, Tag, decode_frame
-from skerry.wire.places import place_of
 from skerry.wire.starts import START_MORE_MAX, encode_start
+from skerry.wire.streams import place_of
 
 NUMBER = st.integers(0, guest.NUMBER_MAX)
 WORD = st.binary(max_size=20).filter(lambda value: 0 not in value)
 OP_ID = st.binary(min_size=16, max_size=16)
-HANDLE = st.integers(1, guest.HANDLE_MAX)
+HANDLE = st.integers(1, streams.HANDLE_MAX)
 PORT = st.integers(1, 65_535)
 STEP = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)
 SIZE = st.integers(0, guest.PTY_MAX)
@@ -202,8 +202,8 @@ def test_start_that_is_half_is_refused(fields):
 
 
 def test_stream_ids_name_their_place():
-    assert place_of(guest.operation_stream(9, guest.STDERR)) == (False, 9, 3)
-    assert place_of(guest.forward_stream(9, guest.OUTWARD)) == (True, 9, 2)
+    assert place_of(streams.operation_stream(9, streams.STDERR)) == (False, 9, 3)
+    assert place_of(streams.forward_stream(9, streams.OUTWARD)) == (True, 9, 2)
 
 
 @pytest.mark.parametrize("size", [1, 65_400, 65_537, 400_000, 2_000_000])

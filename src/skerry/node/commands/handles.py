@@ -5,7 +5,8 @@ from __future__ import annotations
 from skerry.errors import SandboxFailed
 from skerry.node import ledger
 from skerry.node.ledger import Ledger
-from skerry.node.life.sandbox import HANDLE_MAX, HANDLES_BLOCK, Sandbox
+from skerry.node.life.sandbox import HANDLES_BLOCK, Sandbox
+from skerry.wire.streams import HANDLE_MAX
 
 
 class Handles:

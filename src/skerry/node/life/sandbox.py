@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from skerry.node.life.link import Link, Port
 
 HANDLES_BLOCK = 1024
-HANDLE_MAX = (1 << 29) - 1
 ENDED = frozenset({State.STOPPED, State.FAILED})
 
 
