@@ -11,15 +11,16 @@ from types import TracebackType
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from skerry.errors import InvalidRequest, SkerryError
+from skerry.errors import InvalidRequest
 from skerry.sdk.command import AsyncCommandHandle
 from skerry.sdk.connect import AsyncConnection, Forwarded, connected, forwarding
 from skerry.sdk.files import AsyncFiles
 from skerry.sdk.forward import ReverseForward
+from skerry.sdk.running import Command, Runner, command_of
 from skerry.sdk.session import AsyncSession
-from skerry.sdk.stream import LiveCommand, events_of
+from skerry.sdk.stream import LiveCommand
 from skerry.sdk.transport import Transport
-from skerry.spec.command import CommandSpec, RunResult, Terminal
+from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change
 from skerry.spec.layers import LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
@@ -35,39 +36,6 @@ from skerry.wire.http import (
 from skerry.wire.network import NetworkBody, NetworkView
 from skerry.wire.sessions import SessionCreate, SessionInfo
 
-CANCEL_WITHIN_S = 5.0
-
-Command = str | Sequence[str]
-
-
-def command_of(
-    command: Command,
-    *,
-    env: dict[str, str] | None = None,
-    cwd: str | None = None,
-    user: str | None = None,
-    stdin: bytes | str | None = None,
-    timeout: float | None = None,
-    no_output_timeout: float | None = None,
-    output_limit: int = OUTPUT_LIMIT_DEFAULT,
-    terminal: Terminal | None = None,
-    interactive: bool = False,
-) -> CommandSpec:
-    """Returns the checked command: a text is a shell line, a sequence is argv."""
-    return CommandSpec(
-        argv=() if isinstance(command, str) else tuple(command),
-        shell=command if isinstance(command, str) else None,
-        env=env or {},
-        cwd=cwd,
-        user=user,
-        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
-        timeout_s=timeout,
-        no_output_timeout_s=no_output_timeout,
-        output_limit=output_limit,
-        terminal=terminal,
-        interactive=interactive,
-    ).check()
-
 
 class AsyncSandbox:
     """A sandbox on a node. As an async context manager it is destroyed at the end of the block."""
@@ -75,6 +43,7 @@ class AsyncSandbox:
     def __init__(self, transport: Transport, info: SandboxInfo) -> None:
         self._transport = transport
         self._root = f"/v1/sandboxes/{info.id}"
+        self._runner = Runner(transport, self._root)
         self.id = info.id
         self.created_as = info
         self.files = AsyncFiles(transport, info.id)
@@ -191,14 +160,7 @@ class AsyncSandbox:
             output_limit=output_limit,
             terminal=terminal,
         )
-        op = op_id or secrets.token_hex(16)
-        try:
-            return await self._transport.call(
-                "POST", f"{self._root}/run?op={op}", RunResult, body=spec, repeatable=True
-            )
-        except asyncio.CancelledError:
-            await self._cancel_quietly(op)
-            raise
+        return await self._runner.run(spec, op_id)
 
     async def session(
         self,
@@ -255,16 +217,9 @@ class AsyncSandbox:
             output_limit=output_limit,
             terminal=terminal,
         )
-        op = secrets.token_hex(16)
-        finished = False
-        try:
-            chunks = self._transport.receive("POST", f"{self._root}/stream?op={op}", body=spec)
-            async for event in events_of(chunks):
-                finished = event.result is not None
+        async with contextlib.aclosing(self._runner.stream(spec)) as events:
+            async for event in events:
                 yield event
-        finally:
-            if not finished:
-                await self._cancel_quietly(op)
 
     async def start(
         self,
@@ -306,7 +261,7 @@ class AsyncSandbox:
             )
         except asyncio.CancelledError:
             if op_id is None:  # nobody could ever find it
-                await self._cancel_quietly(op)
+                await self._runner.cancel_quietly(op)
             raise
         return AsyncCommandHandle(self._transport, self._root, status)
 
@@ -352,7 +307,7 @@ class AsyncSandbox:
         finally:
             await live.close()
             if live.result is None:
-                await self._cancel_quietly(op)
+                await self._runner.cancel_quietly(op)
 
     async def ops(self) -> list[OpStatus]:
         """Returns the operations it has had, oldest first."""
@@ -440,9 +395,3 @@ class AsyncSandbox:
     async def destroy(self) -> None:
         """Leaves nothing of it behind; may be called twice."""
         await self._transport.call("DELETE", self._root, repeatable=True)
-
-    async def _cancel_quietly(self, op: str) -> None:
-        # The caller is leaving already: its own error matters more than whether this one arrives.
-        with contextlib.suppress(SkerryError, TimeoutError):
-            async with asyncio.timeout(CANCEL_WITHIN_S):
-                await self.cancel(op)

@@ -12,7 +12,8 @@ import msgspec
 from skerry.errors import InvalidRequest, Overloaded, SkerryError
 from skerry.sdk.batch import BatchEvents
 from skerry.sdk.patience import SERVER_WAIT_S, WAIT_S, Patience
-from skerry.sdk.sandbox import CANCEL_WITHIN_S, AsyncSandbox
+from skerry.sdk.running import CANCEL_WITHIN_S
+from skerry.sdk.sandbox import AsyncSandbox
 from skerry.sdk.transport import Transport
 from skerry.spec.limits import parse_bytes
 from skerry.spec.sandbox import CpuClass, OnIdle, SandboxInfo, SandboxSpec

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncIterator
 from types import TracebackType
 
-from skerry.errors import SkerryError
-from skerry.sdk.stream import events_of
+from skerry.sdk.running import Runner
 from skerry.sdk.transport import Transport
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.wire.http import StreamEvent
 from skerry.wire.sessions import SessionInfo
-
-CANCEL_WITHIN_S = 5.0
 
 
 class AsyncSession:
@@ -30,7 +25,7 @@ class AsyncSession:
 
     def __init__(self, transport: Transport, root: str, info: SessionInfo) -> None:
         self._transport = transport
-        self._sandbox = root
+        self._runner = Runner(transport, root)
         self._root = f"{root}/sessions/{info.id}"
         self.id = info.id
         self.shell = info.shell
@@ -65,14 +60,7 @@ class AsyncSession:
         ends the command inside.
         """
         spec = self._spec(script, timeout, no_output_timeout, output_limit)
-        op = op_id or secrets.token_hex(16)
-        try:
-            return await self._transport.call(
-                "POST", f"{self._sandbox}/run?op={op}", RunResult, body=spec, repeatable=True
-            )
-        except asyncio.CancelledError:
-            await self._cancel_quietly(op)
-            raise
+        return await self._runner.run(spec, op_id)
 
     async def stream(
         self,
@@ -87,16 +75,9 @@ class AsyncSession:
         Leaving the iteration early ends the command.
         """
         spec = self._spec(script, timeout, no_output_timeout, output_limit)
-        op = secrets.token_hex(16)
-        finished = False
-        try:
-            chunks = self._transport.receive("POST", f"{self._sandbox}/stream?op={op}", body=spec)
-            async for event in events_of(chunks):
-                finished = event.result is not None
+        async with contextlib.aclosing(self._runner.stream(spec)) as events:
+            async for event in events:
                 yield event
-        finally:
-            if not finished:
-                await self._cancel_quietly(op)
 
     async def info(self) -> SessionInfo:
         """Returns how it stands; NotFound once it is closed."""
@@ -120,9 +101,3 @@ class AsyncSession:
             no_output_timeout_s=no_output_timeout,
             output_limit=output_limit,
         ).check()
-
-    async def _cancel_quietly(self, op: str) -> None:
-        # The caller is leaving already: its own error matters more than whether this one arrives.
-        with contextlib.suppress(SkerryError, TimeoutError):
-            async with asyncio.timeout(CANCEL_WITHIN_S):
-                await self._transport.call("POST", f"{self._sandbox}/ops/{op}/cancel")

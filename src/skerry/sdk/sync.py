@@ -25,7 +25,7 @@ from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
 from skerry.sdk.patience import WAIT_S
 from skerry.sdk.portal import Portal, to_async
-from skerry.sdk.sandbox import Command
+from skerry.sdk.running import Command
 from skerry.sdk.transfer import Progress, Transfer
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent

@@ -18,7 +18,7 @@ import pytest
 import skerry
 from skerry.errors import Conflict, InvalidRequest, Unavailable
 from skerry.sdk.portal import Portal
-from skerry.sdk.sandbox import command_of
+from skerry.sdk.running import command_of
 from skerry.sdk.sandboxes import spec_of
 from skerry.sdk.stream import events_of
 from skerry.spec.command import RunResult

@@ -1,0 +1,86 @@
+"""Commands that live as long as whoever asked for them waits: asked once, ended by leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+
+from skerry.errors import SkerryError
+from skerry.sdk.stream import events_of
+from skerry.sdk.transport import Transport
+from skerry.spec.command import CommandSpec, RunResult, Terminal
+from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
+from skerry.wire.http import StreamEvent
+
+CANCEL_WITHIN_S = 5.0
+
+Command = str | Sequence[str]
+
+
+def command_of(
+    command: Command,
+    *,
+    env: dict[str, str] | None = None,
+    cwd: str | None = None,
+    user: str | None = None,
+    stdin: bytes | str | None = None,
+    timeout: float | None = None,
+    no_output_timeout: float | None = None,
+    output_limit: int = OUTPUT_LIMIT_DEFAULT,
+    terminal: Terminal | None = None,
+    interactive: bool = False,
+) -> CommandSpec:
+    """Returns the checked command: a text is a shell line, a sequence is argv."""
+    return CommandSpec(
+        argv=() if isinstance(command, str) else tuple(command),
+        shell=command if isinstance(command, str) else None,
+        env=env or {},
+        cwd=cwd,
+        user=user,
+        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+        timeout_s=timeout,
+        no_output_timeout_s=no_output_timeout,
+        output_limit=output_limit,
+        terminal=terminal,
+        interactive=interactive,
+    ).check()
+
+
+class Runner:
+    """Runs commands in one sandbox; `root` is its path in the API."""
+
+    def __init__(self, transport: Transport, root: str) -> None:
+        self._transport = transport
+        self._root = root
+
+    async def run(self, spec: CommandSpec, op_id: str | None) -> RunResult:
+        """Returns the command's result; one who stops waiting ends it inside."""
+        op = op_id or secrets.token_hex(16)
+        try:
+            return await self._transport.call(
+                "POST", f"{self._root}/run?op={op}", RunResult, body=spec, repeatable=True
+            )
+        except asyncio.CancelledError:
+            await self.cancel_quietly(op)
+            raise
+
+    async def stream(self, spec: CommandSpec) -> AsyncGenerator[StreamEvent]:
+        """Yields its output as it comes, then its result; leaving early ends it inside."""
+        op = secrets.token_hex(16)
+        finished = False
+        try:
+            chunks = self._transport.receive("POST", f"{self._root}/stream?op={op}", body=spec)
+            async for event in events_of(chunks):
+                finished = event.result is not None
+                yield event
+        finally:
+            if not finished:
+                await self.cancel_quietly(op)
+
+    async def cancel_quietly(self, op: str) -> None:
+        """Ends a command for a caller who is leaving: whether that arrives matters less than why."""
+        with contextlib.suppress(SkerryError, TimeoutError):
+            async with asyncio.timeout(CANCEL_WITHIN_S):
+                await self._transport.call("POST", f"{self._root}/ops/{op}/cancel")
