@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any
 
 from skerry.errors import (
     Bug,
@@ -22,40 +22,12 @@ from skerry.errors import (
 from skerry.guest.api import Outcome, OutputSink, Stream
 from skerry.guest.channel import Channel, same_error
 from skerry.guest.inlet import Inlet
+from skerry.guest.outlet import GRANT_STEP, Outlet
 from skerry.wire import guest, streams
-from skerry.wire.frames import WINDOW, ProtocolError, data_offset
+from skerry.wire.frames import ProtocolError, data_offset
+from skerry.wire.guest_sessions import End
 
-GRANT_STEP: Final = WINDOW // 2  # below this much output no credit is needed, nor a safe write
 _EEXIST, _EAGAIN, _ENOENT, _ESRCH, _EBUSY, _EPROTO = 17, 11, 2, 3, 16, 71
-
-
-class Outlet:
-    """One output stream. Invariant: granted <= received <= limit; limit is where the window ends."""
-
-    __slots__ = ("ended", "granted", "limit", "received")
-
-    def __init__(self, offset: int) -> None:
-        self.received = offset
-        self.granted = offset
-        self.limit = offset + WINDOW
-        self.ended = False
-
-    def take(self, offset: int, size: int) -> int:
-        """Returns the new end of the stream; raises ProtocolError for a gap or an excess."""
-        end = offset + size
-        if offset != self.received or end > self.limit or self.ended:
-            raise ProtocolError(f"output {offset}..{end}, expected {self.received}..{self.limit}")
-        self.received = end
-        return end
-
-    def grant(self, offset: int) -> bool:
-        """Moves the window; True if a CREDIT must be sent."""
-        offset = min(offset, self.received)
-        if offset <= self.granted:
-            return False
-        self.granted = offset
-        self.limit = max(self.limit, offset + WINDOW)
-        return True
 
 
 class RunningOperation:
@@ -251,7 +223,7 @@ class RunningOperation:
         if self._sink is None:
             self._send(guest.Ack(), streams.CONTROL)
         else:
-            self._outcome = _outcome(done)
+            self._outcome = outcome_of(done, done.stdout_total, done.stderr_total)
         self._finish()
 
     def take_credit(self, offset: int) -> None:
@@ -373,21 +345,26 @@ class RunningOperation:
             future.exception()  # nobody has to ask
 
 
-def _outcome(done: guest.Done) -> Outcome:
+def outcome_of(
+    end: End, stdout_total: int, stderr_total: int, *, reset: bool = False, dropped: int = 0
+) -> Outcome:
+    """Returns what an end that the agent told means."""
     return Outcome(
-        exit_code=done.exit_code,
-        signal=done.signal,
-        error_step=done.error_step,
-        errno=done.errno,
-        timed_out=done.timed_out,
-        no_output=done.no_output,
-        cancelled=done.cancelled,
-        oom=done.oom,
-        start_ns=done.start_ns,
-        end_ns=done.end_ns,
-        cpu_us=done.cpu_us,
-        stdout_total=done.stdout_total,
-        stderr_total=done.stderr_total,
+        exit_code=end.exit_code,
+        signal=end.signal,
+        error_step=end.error_step,
+        errno=end.errno,
+        timed_out=end.timed_out,
+        no_output=end.no_output,
+        cancelled=end.cancelled,
+        oom=end.oom,
+        reset=reset,
+        start_ns=end.start_ns,
+        end_ns=end.end_ns,
+        cpu_us=end.cpu_us,
+        stdout_total=stdout_total,
+        stderr_total=stderr_total,
+        dropped=dropped,
     )
 
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 from skerry.errors import Bug, Conflict, OutcomeUnknown, SkerryError
 from skerry.guest.api import Outcome, OutputSink, Stream
 from skerry.guest.channel import Channel
-from skerry.guest.operation import Outlet, RunningOperation
+from skerry.guest.operation import RunningOperation, outcome_of
+from skerry.guest.outlet import Outlet
 from skerry.guest.output import MemorySink
 from skerry.wire import guest, streams
 from skerry.wire.frames import DATA_BYTES_MAX, WINDOW, ProtocolError, data_offset, encode_data
@@ -68,6 +69,11 @@ class SessionCommand(RunningOperation):
         self._bases = session.bases
         self._outlets = session.outlets
 
+    def check_begin(self, channel: int, offset: int) -> None:
+        """The agent sends again from this offset on; ProtocolError if what came before is missing."""
+        if self._sink is not None and offset > self._sink.safe_offset(Stream(channel)):
+            raise ProtocolError(f"output again from {offset} on, behind what is known of it")
+
     def signal(self, number: int) -> None:
         """Sends a signal to what the command started, not to the shell."""
         self._tell(guest.Signal(number, self.seq))
@@ -120,27 +126,20 @@ class SessionCommand(RunningOperation):
 
     def _ended(self, stdout_total: int, stderr_total: int, ran: Ran) -> Outcome:
         out, err = self._outlets
+        if stdout_total < self._bases[0] or stderr_total < self._bases[1]:
+            raise ProtocolError("RAN with totals before the beginning of the command's output")
         if (stdout_total, stderr_total) != (out.received, err.received):
             raise ProtocolError(
                 f"RAN with {stdout_total} and {stderr_total} bytes of output"
                 f" after {out.received} and {err.received}"
             )
-        return Outcome(
-            exit_code=ran.exit_code,
-            signal=ran.signal,
-            error_step=ran.error_step,
-            errno=ran.errno,
-            timed_out=ran.timed_out,
-            no_output=ran.no_output,
-            cancelled=ran.cancelled,
-            oom=ran.oom,
+        dropped = (ran.stdout_dropped, ran.stderr_dropped)
+        return outcome_of(
+            ran,
+            stdout_total - self._bases[0] + dropped[0],
+            stderr_total - self._bases[1] + dropped[1],
             reset=ran.reset,
-            start_ns=ran.start_ns,
-            end_ns=ran.end_ns,
-            cpu_us=ran.cpu_us,
-            stdout_total=stdout_total - self._bases[0] + ran.stdout_dropped,
-            stderr_total=stderr_total - self._bases[1] + ran.stderr_dropped,
-            dropped=ran.stdout_dropped + ran.stderr_dropped,
+            dropped=sum(dropped),
         )
 
 
@@ -258,6 +257,9 @@ class RunningSession(RunningOperation):
                 self.bases = (message.stdout_total, message.stderr_total)
                 if self._pending is not None and self._pending[0] == message.seq:
                     self.resumed = self._enter(self._pending[1])
+                    for told in {streams.STDOUT, streams.STDERR} - self._untold:
+                        offset = self.outlets[told - streams.STDOUT].received
+                        self.resumed.check_begin(told, offset)
             self.take_started(message.pid)
         elif isinstance(message, guest.Done):
             self.take_done(message)
@@ -321,6 +323,8 @@ class RunningSession(RunningOperation):
         """The first offset after an attach is where the agent's memory begins."""
         if channel in self._untold:
             self._untold.discard(channel)
+            if self._command is not None:
+                self._command.check_begin(channel, offset)
             outlet = self.outlets[channel - streams.STDOUT]
             outlet.received = outlet.granted = offset
             outlet.limit = offset + WINDOW
