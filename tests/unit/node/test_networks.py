@@ -193,6 +193,19 @@ async def test_live_change_opens_closes_and_takes_the_port_away(stand, site) -> 
         assert b"hello" in await ask(stand, sid, line("site.test", site))
 
 
+async def test_changes_at_once_take_effect_one_by_one(stand, site) -> None:
+    some, none = (f"site.test:{site}",), ()
+    async with stand.serving(network=network()) as (node, api):
+        sid = await api.create()
+        sandbox = node.sandboxes.get(sid)
+        for changes in ((some, some), (none, some, none), (some, none), (none, some)):
+            await asyncio.gather(*(node.control.set_network(sandbox, one) for one in changes))
+            assert sandbox.spec.network == changes[-1]
+            assert (sandbox.proxy_port is not None) == bool(changes[-1])
+        answer = await ask(stand, sid, line("site.test", site))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
 async def test_users_own_variables_win(stand) -> None:
     async with stand.serving() as (_, api):
         sid = await api.create(network=["pypi"], env={"http_proxy": "mine"})

@@ -87,13 +87,14 @@ class Control:
         """
         await self._networks.check(entries)
         await self._made(sandbox)
-        link = await self._lives.ensure_running(sandbox)
-        spec = msgspec.structs.replace(sandbox.spec, network=entries)
-        self._ledger.append(sandbox.id, ledger.Changed(spec))
-        if sandbox.asked is None:
-            sandbox.asked = sandbox.spec
-        sandbox.spec = spec
-        await self._networks.change(sandbox, link, entries)
+        async with sandbox.network_turn:
+            link = await self._lives.ensure_running(sandbox)
+            spec = msgspec.structs.replace(sandbox.spec, network=entries)
+            self._ledger.append(sandbox.id, ledger.Changed(spec))
+            if sandbox.asked is None:
+                sandbox.asked = sandbox.spec
+            sandbox.spec = spec
+            await self._networks.change(sandbox, link, entries)
 
     async def _made(self, sandbox: Sandbox) -> None:
         while sandbox.state is State.CREATING and not sandbox.gone:

@@ -60,6 +60,7 @@ class Sandbox:
     gateway: Gateway | None = None  # its way out; None: it has none
     proxy_port: Port | None = None  # where that is served inside
     network_env: dict[str, str] = field(default_factory=dict)  # set for every command
+    network_turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # changes come one by one
     running: int = 0
     busy: int = 0  # transfers of files, forwards: activity too
     gone: bool = False
