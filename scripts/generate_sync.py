@@ -79,7 +79,10 @@ from skerry.wire.sessions import SessionInfo
 '''
 TAIL = '''
 class Client:
-    """Sandboxes and images of one node; close it, or use it as a context manager."""
+    """Sandboxes and images of one node; close it, or use it as a context manager.
+
+    The end of the interpreter closes it too.
+    """
 
     def __init__(self, inner: _client.AsyncClient) -> None:
         self._inner = inner
@@ -89,6 +92,7 @@ class Client:
         except BaseException:
             self._portal.close()
             raise
+        self._portal.before_exit(lambda: inner.__aexit__(None, None, None))
         self.sandboxes = Sandboxes(self._portal, inner.sandboxes)
         self.images = Images(self._portal, inner.images)
 

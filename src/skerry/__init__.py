@@ -12,32 +12,90 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from skerry.errors import SkerryError
+    from skerry.errors import (
+        Bug,
+        CallerError,
+        Conflict,
+        DiskFull,
+        FileDenied,
+        FileRefused,
+        ImageBroken,
+        InvalidRequest,
+        NotFound,
+        OutcomeUnknown,
+        Overloaded,
+        PlatformError,
+        PortRefused,
+        SandboxError,
+        SandboxFailed,
+        SkerryError,
+        StorageFailed,
+        Unauthorized,
+        Unavailable,
+    )
     from skerry.sdk.sync import Client, Sandbox, connect
     from skerry.spec.command import RunResult, Terminal
-    from skerry.spec.sandbox import SandboxInfo, State
+    from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Bug": "skerry.errors",
+    "CallerError": "skerry.errors",
     "Client": "skerry.sdk.sync",
+    "Conflict": "skerry.errors",
+    "DiskFull": "skerry.errors",
+    "FileDenied": "skerry.errors",
+    "FileRefused": "skerry.errors",
+    "ImageBroken": "skerry.errors",
+    "InvalidRequest": "skerry.errors",
+    "NotFound": "skerry.errors",
+    "OutcomeUnknown": "skerry.errors",
+    "Overloaded": "skerry.errors",
+    "PlatformError": "skerry.errors",
+    "PortRefused": "skerry.errors",
     "RunResult": "skerry.spec.command",
     "Sandbox": "skerry.sdk.sync",
+    "SandboxError": "skerry.errors",
+    "SandboxFailed": "skerry.errors",
     "SandboxInfo": "skerry.spec.sandbox",
+    "SandboxSpec": "skerry.spec.sandbox",
     "SkerryError": "skerry.errors",
     "State": "skerry.spec.sandbox",
+    "StorageFailed": "skerry.errors",
     "Terminal": "skerry.spec.command",
+    "Unauthorized": "skerry.errors",
+    "Unavailable": "skerry.errors",
     "connect": "skerry.sdk.sync",
 }
 
 __all__ = [
+    "Bug",
+    "CallerError",
     "Client",
+    "Conflict",
+    "DiskFull",
+    "FileDenied",
+    "FileRefused",
+    "ImageBroken",
+    "InvalidRequest",
+    "NotFound",
+    "OutcomeUnknown",
+    "Overloaded",
+    "PlatformError",
+    "PortRefused",
     "RunResult",
     "Sandbox",
+    "SandboxError",
+    "SandboxFailed",
     "SandboxInfo",
+    "SandboxSpec",
     "SkerryError",
     "State",
+    "StorageFailed",
     "Terminal",
+    "Unauthorized",
+    "Unavailable",
     "connect",
 ]
 

@@ -147,6 +147,8 @@ def hint_for(error: SkerryError, *, remote: bool, state: str) -> str | None:
             return "free space, then try again; `skerry doctor` shows the disks"
         case ImageBroken():
             return "remove the layer and make it again: `skerry image rm`, `skerry image build`"
+        case Unavailable() if error.fields.get("reason") == "draining":
+            return "use another node, or take it back: `skerry drain --undo`"
         case Unavailable() if remote:
             return "is the address right, and does the node run there?"
         case Unavailable():

@@ -200,7 +200,7 @@ class Gateway:
         try:
             upstream = await self._dialer.dial(target.host, target.port, self._lookups)
         except Refused as error:
-            raise self._refused(method, target, f"{error}") from None
+            raise self._refused(method, target, f"{error}", leads=True) from None
         except Failed as error:
             raise self._failed(method, target, f"{error}") from None
         visit.upstream = upstream
@@ -274,15 +274,23 @@ class Gateway:
             address=str(upstream.address),
         )
 
-    def _refused(self, method: str, target: Target, why: str) -> Answer:
+    def _refused(self, method: str, target: Target, why: str, *, leads: bool = False) -> Answer:
+        """Records a refusal and returns its answer; `leads`: the name is allowed, its address is not."""
         self._decisions.add("refused", method=method, host=target.host, port=target.port, why=why)
         name = target.host if target.port in (80, 443) else f"{target.host}:{target.port}"
-        text = (
-            f"{target.host} port {target.port} is not reachable from this sandbox: {why}.\n"
+        told = f"{target.host} port {target.port} is not reachable from this sandbox: {why}.\n"
+        phrase = f"Blocked by the network policy of this sandbox: {name}"
+        if leads:
+            text = (
+                told
+                + "Who runs the node may allow that with `private` or `addresses` of [network]."
+            )
+            return Answer(403, f"{phrase} leads to an address that is not public", text)
+        text = told + (
             f"To allow a name, whoever owns the sandbox adds an entry such as {name!r} to "
             "network=, also while it lives (skerry network ID --allow ENTRY)."
         )
-        return Answer(403, f"Blocked by the network policy of this sandbox: {name}", text)
+        return Answer(403, phrase, text)
 
     def _failed(self, method: str, target: Target, why: str) -> Answer:
         self._decisions.add("failed", method=method, host=target.host, port=target.port, why=why)

@@ -134,7 +134,7 @@ class AsyncCommandHandle:
 
         `terminal` is the size of ours, to which its terminal is set, and redrawn. A terminal has one
         writer: Conflict if another client (`holder` in the error's fields) has it, unless `takeover`
-        takes it, or `watch` only looks.
+        takes it, or `watch` only looks; of who is taken over, the iteration raises it.
         """
         params = {"op": self.op_id, "takeover": str(int(takeover)), "watch": str(int(watch))}
         if who:
@@ -143,6 +143,7 @@ class AsyncCommandHandle:
         live = LiveCommand(socket)
         try:
             await socket.send_bytes(msgspec.msgpack.encode(CommandSpec(terminal=terminal)))
+            await live.opened()
             yield live
         finally:
             await live.close()

@@ -116,8 +116,8 @@ async def forwarding(
         try:
             async with places:
                 await _carry(transport, root, port, reader, writer)
-        except* (SkerryError, OSError):
-            _reset(writer)
+        except* (SkerryError, OSError, asyncio.CancelledError):
+            _reset(writer)  # a cancel is the block's end, which asyncio would log as an error
         finally:
             tasks.discard(task)
             writer.close()

@@ -7,9 +7,10 @@ clean up (a running command inside is ended), then raises KeyboardInterrupt.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
@@ -28,6 +29,19 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="skerry-client", daemon=True)
         self._thread.start()
+        self._last: Callable[[], Coroutine[Any, Any, object]] | None = None
+
+    def before_exit(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Has `work` done, for a bounded time, when the interpreter ends before `close`."""
+        self._last = work
+        atexit.register(self._at_exit)
+
+    def _at_exit(self) -> None:
+        if self._last is not None and self._thread.is_alive():
+            future = asyncio.run_coroutine_threadsafe(self._last(), self._loop)
+            with contextlib.suppress(Exception):
+                future.result(CLEAN_UP_WITHIN_S)
+        self.close()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -86,6 +100,7 @@ class Portal:
 
     def close(self) -> None:
         """Ends the thread; nothing runs afterwards."""
+        atexit.unregister(self._at_exit)
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

@@ -332,6 +332,9 @@ def spec_of(
     priority: int,
 ) -> SandboxSpec:
     """Returns the checked spec of what a caller asked for; raises InvalidRequest."""
+    for what, names_given in (("layers", layers), ("network", network)):
+        if isinstance(names_given, str):
+            raise InvalidRequest(f"{what} is a list: write {what}=[{names_given!r}]")
     if on_idle not in OnIdle.__members__.values():
         raise InvalidRequest(f"on_idle must be one of {', '.join(OnIdle)}, not {on_idle!r}")
     if cpu_class not in CpuClass.__members__.values():

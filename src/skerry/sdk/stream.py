@@ -54,6 +54,11 @@ class LiveCommand:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self.result: RunResult | None = None
+        self._first: StreamEvent | None = None
+
+    async def opened(self) -> None:
+        """Waits for its first event, which iteration yields later; raises what refused it."""
+        self._first = await anext(aiter(self))
 
     async def send(self, data: bytes) -> None:
         """Sends bytes to its standard input, waiting while it does not read."""
@@ -87,14 +92,20 @@ class LiveCommand:
 
     async def __aiter__(self) -> AsyncIterator[StreamEvent]:
         """Yields events up to the result, which is kept in `result`."""
+        first, self._first = self._first, None
+        if first is not None:
+            yield first
+            if self.result is not None:
+                return
         async for message in self._socket:
             if message.type is not aiohttp.WSMsgType.BINARY:
                 continue
             event = _decode(message.data)
             if event.error is not None:
                 raise event.error.to_error()
-            yield event
             if event.result is not None:
                 self.result = event.result
+            yield event
+            if event.result is not None:
                 return
         raise Unavailable("the connection to the command broke off before its result")

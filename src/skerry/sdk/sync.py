@@ -46,6 +46,10 @@ class LiveCommand:
         self._portal = portal
         self._inner = inner
 
+    def opened(self) -> None:
+        """Waits for its first event, which iteration yields later; raises what refused it."""
+        return self._portal.call(self._inner.opened())
+
     def send(self, data: bytes) -> None:
         """Sends bytes to its standard input, waiting while it does not read."""
         return self._portal.call(self._inner.send(data))
@@ -178,7 +182,7 @@ class CommandHandle:
 
         `terminal` is the size of ours, to which its terminal is set, and redrawn. A terminal has one
         writer: Conflict if another client (`holder` in the error's fields) has it, unless `takeover`
-        takes it, or `watch` only looks.
+        takes it, or `watch` only looks; of who is taken over, the iteration raises it.
         """
         with self._portal.block(
             self._inner.attach(terminal=terminal, takeover=takeover, watch=watch, who=who)
@@ -1183,7 +1187,10 @@ class Images:
 
 
 class Client:
-    """Sandboxes and images of one node; close it, or use it as a context manager."""
+    """Sandboxes and images of one node; close it, or use it as a context manager.
+
+    The end of the interpreter closes it too.
+    """
 
     def __init__(self, inner: _client.AsyncClient) -> None:
         self._inner = inner
@@ -1193,6 +1200,7 @@ class Client:
         except BaseException:
             self._portal.close()
             raise
+        self._portal.before_exit(lambda: inner.__aexit__(None, None, None))
         self.sandboxes = Sandboxes(self._portal, inner.sandboxes)
         self.images = Images(self._portal, inner.images)
 

@@ -98,6 +98,8 @@ def test_a_newline_in_a_value_is_no_fault() -> None:
         {"image": "../x"},
         {"layers": ["nokind"]},
         {"network": ["10.0.0.0/8"]},
+        {"network": "pypi"},
+        {"layers": "workspace/a"},
         {"cpu_class": "quick"},
         {"cpu_weight": 0},
         {"cpu_weight": 50, "cpu_class": "best-effort"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 from skerry.errors import Conflict, InvalidRequest, SkerryError
 from skerry.guest.operation import RunningOperation
@@ -21,6 +22,10 @@ from skerry.wire.http import ClientEvent, ErrorBody, StreamEvent
 SCREEN_BYTES = 64 * 1024  # of a terminal's output: what who joins it gets of the past
 REDRAW_S = 0.05  # between the two sizes that make a full-screen program draw again
 WHO_MAX = 200
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S UTC", time.gmtime(at))
 
 
 class Attached:
@@ -48,7 +53,7 @@ class Attached:
         if op.holder is not None:
             if not self._socket.query.flag("takeover"):
                 raise Conflict(
-                    f"{op.holder.who} holds the terminal since {op.holder.since:.0f};"
+                    f"{op.holder.who} holds the terminal since {_clock(op.holder.since)};"
                     " take it over, or watch",
                     holder=op.holder.who,
                     since=op.holder.since,
