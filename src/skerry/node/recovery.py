@@ -80,7 +80,8 @@ class Story:
                 self.sessions.pop(entry.id, None)
             case ledger.Asked():
                 if entry.spec.session is not None:
-                    self.seqs[entry.spec.session] = entry.seq
+                    newest = self.seqs.get(entry.spec.session, 0)
+                    self.seqs[entry.spec.session] = max(newest, entry.seq)
                 self.pending[entry.op] = entry
                 self.chapters[entry.op] = position.subject
             case ledger.Void():
@@ -310,7 +311,7 @@ def _attach(node: Node, sandbox: Sandbox, story: Story, client: GuestClient) -> 
         inside = live.pop(began.op, None) if _is_live(began, live) else None
         node.sessions.adopt(sandbox, began, story.seqs.get(began.id, 0), inside)
     for asked in story.pending.values():
-        in_session = asked.spec.session in sandbox.sessions
+        in_session = asked.spec.session is not None  # the session tells, or nobody can
         if not in_session and live.pop(asked.agent_op, None) is None:  # it never reached the agent
             _void(node, sandbox, asked)
             continue

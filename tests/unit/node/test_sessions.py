@@ -210,6 +210,45 @@ async def test_a_restarted_node_goes_on_with_the_command_and_the_session(stand) 
         assert info["commands"] == 4
 
 
+async def test_a_session_that_ended_without_the_node_leaves_its_command_unknown(stand) -> None:
+    async with stand.serving() as (node, api):
+        sid, root = await made(api)
+        lost = asyncio.create_task(api.call("POST", f"{root}/run?op={OP}", line("sleep 1000")))
+        await running(node, sid)
+        lost.add_done_callback(lambda task: task.exception())
+    agent = stand.world.instances[sid].agent
+    (shell,) = [one for one in agent.operations.values() if one.shell is not None]
+    shell.shell.close()
+    await shell.task
+    async with stand.serving() as (node, api):
+        # It may have run: a repeat must not run it again, in a new session of that name either.
+        await api.call("POST", f"{root}/sessions", {"id": "one"})
+        status = await api.call("GET", f"{root}/ops/{OP}?wait=10")
+        assert (status["state"], status["error"]["code"]) == ("lost", "outcome_unknown")
+        repeat = await api.call("POST", f"{root}/run?op={OP}", line("sleep 1000"), status=502)
+        assert repeat["code"] == "outcome_unknown"
+        node.check_invariants()
+
+
+async def test_a_command_cancelled_before_its_turn_is_remembered_over_a_restart(stand) -> None:
+    async with stand.serving() as (node, api):
+        sid, root = await made(api)
+        await api.call("POST", f"{root}/run", line("true"))
+        first = asyncio.create_task(api.call("POST", f"{root}/run?op={OP}", line("sleep 1000")))
+        await running(node, sid)
+        second = asyncio.create_task(api.call("POST", f"{root}/run?op={OTHER}", line("echo never")))
+        await begun(node, 2)
+        await api.call("POST", f"{root}/ops/{OTHER}/cancel")
+        withdrawn = await second
+        await api.call("POST", f"{root}/ops/{OP}/cancel")
+        assert (await first)["cancelled"]
+    async with stand.serving() as (_, api):
+        repeat = await api.call("POST", f"{root}/run?op={OTHER}", line("echo never"))
+        assert repeat == withdrawn
+        info = await api.call("GET", f"{root}/sessions/one")
+        assert info["commands"] == 2
+
+
 async def test_a_lost_connection_repeats_nothing(stand) -> None:
     async with stand.serving() as (node, api):
         sid, root = await made(api)

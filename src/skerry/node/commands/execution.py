@@ -15,7 +15,6 @@ from skerry.errors import (
     SandboxFailed,
     SkerryError,
     StorageFailed,
-    Unavailable,
 )
 from skerry.guest.api import Outcome, Stream
 from skerry.guest.client import GuestClient
@@ -25,7 +24,7 @@ from skerry.node.commands import command
 from skerry.node.commands.answers import Answers
 from skerry.node.commands.handles import Handles
 from skerry.node.commands.inputs import INLINE_BYTES_MAX, Input, ShortInput, SpooledInput
-from skerry.node.commands.operation import Op, Past
+from skerry.node.commands.operation import Op, Past, never_begun, never_left
 from skerry.node.commands.sessions import Sessions
 from skerry.node.life.link import Link
 from skerry.node.life.lives import Lives
@@ -120,7 +119,7 @@ class Execution:
             try:
                 client = await link.ready()
             except SkerryError as error:
-                raise error if op.sent else _never_left(error) from None
+                raise error if op.sent else never_left(error) from None
             running = self._start(sandbox, op, client)
             if running is None:
                 continue
@@ -181,10 +180,7 @@ class Execution:
                 raise OutcomeUnknown("the guest agent has lost the command") from None
             op.not_running()  # START was lost on its way: it has not run
             if op.adopted:
-                raise Unavailable(
-                    "the node restarted before the command was started: it has not run",
-                    retry_after_s=0.1,
-                ) from None
+                raise never_begun() from None
             return None
         except SkerryError:
             if client.lost.done():
@@ -279,11 +275,6 @@ class Execution:
                 self._tasks.spawn(sandbox.link.check())
 
         after(timeout_s + PING_AFTER_S, ping)
-
-
-def _never_left(error: SkerryError) -> SkerryError:
-    """The sandbox died before START left: the command certainly has not run."""
-    return SandboxFailed(f"{error.message} (the command was not started)", **error.fields)
 
 
 def _refused(error: SkerryError, op: Op) -> SkerryError:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from skerry.errors import SkerryError
+from skerry.errors import SandboxFailed, SkerryError, Unavailable
 from skerry.guest.operation import RunningOperation
 from skerry.guest.output import SpoolSink
 from skerry.node.commands.inputs import Input
@@ -152,3 +152,15 @@ class Op:
             return False
         started = self.running.started
         return started.done() and not started.cancelled() and started.exception() is None
+
+
+def never_left(error: SkerryError) -> SkerryError:
+    """The sandbox died before START left: the command certainly has not run."""
+    return SandboxFailed(f"{error.message} (the command was not started)", **error.fields)
+
+
+def never_begun() -> SkerryError:
+    """An earlier process of the node recorded the command and was gone before it left."""
+    return Unavailable(
+        "the node restarted before the command was started: it has not run", retry_after_s=0.1
+    )

@@ -33,7 +33,7 @@ from skerry.node import ledger
 from skerry.node.commands import command
 from skerry.node.commands.answers import Answers
 from skerry.node.commands.handles import Handles
-from skerry.node.commands.operation import Op
+from skerry.node.commands.operation import Op, never_begun, never_left
 from skerry.node.commands.session import Session, Withdrawn
 from skerry.node.life.link import Link
 from skerry.node.life.lives import Lives
@@ -208,11 +208,16 @@ class Sessions:
         `watch` is called when it has been sent. A command that was cancelled while it waited has
         not run, and its outcome says `cancelled`.
         """
-        session = self.get(sandbox, op.spec.session or "")
         try:
+            session = self.get(sandbox, op.spec.session or "")
             async with session.turn(op):
                 return await self._run(sandbox, session, op, link, watch)
+        except NotFound:
+            if op.sent:
+                raise OutcomeUnknown("the session was lost under its command") from None
+            raise
         except Withdrawn:
+            self._answers.ask(sandbox, op)  # an answer belongs to a question, for who repeats it
             now = round(self._clock.wall() * 1e9)
             return Outcome(signal=9, cancelled=True, start_ns=now, end_ns=now), None
 
@@ -237,10 +242,7 @@ class Sessions:
             try:
                 client = await link.ready()
             except SkerryError as error:
-                if op.sent:
-                    raise
-                text = f"{error.message} (the command was not started)"
-                raise SandboxFailed(text, **error.fields) from None
+                raise error if op.sent else never_left(error) from None
             try:
                 running = await self._begin(session, op, client)
                 if op.overdue is None:
@@ -252,8 +254,6 @@ class Sessions:
                     continue
                 if isinstance(error, NotFound):
                     self._forget(sandbox, session)
-                    if op.sent:
-                        raise OutcomeUnknown("the session was lost under its command") from None
                 raise
 
     async def _begin(self, session: Session, op: Op, client: GuestClient) -> SessionCommand:
@@ -267,10 +267,7 @@ class Sessions:
                 raise OutcomeUnknown("the session went on without the command's result")
             op.not_running()  # it was lost on its way: it has not run
             if op.adopted:
-                raise Unavailable(
-                    "the node restarted before the command was started: it has not run",
-                    retry_after_s=0.1,
-                )
+                raise never_begun()
         op.sent = True
         return await shell.execute(
             op.seq,
