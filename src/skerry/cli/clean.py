@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import select
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from skerry.cli.holdings import Holdings, group_roots, pins
+from skerry.cli.holdings import Holdings, Process, group_roots, pins
+from skerry.density.zram import Zram
 from skerry.errors import SkerryError
 
 DIE_WITHIN_S = 10.0
+SHUT_DOWN_S = 2.0  # after its answer
+COLLECT_S = 10.0  # and its parent that long to collect it
 POLL_S = 0.05
 MNT_DETACH = 2
 
@@ -27,41 +31,65 @@ def clean(found: Holdings, node: str, registry_dir: str) -> list[str]:
     """
     if not node or node in found.running | found.waiting:
         return [f"node {node or '(unknown)'}: not an orphan"]
-    trouble: list[str] = []
-    for launcher in found.launchers.get(node, []):
-        socket = f"{launcher.option('--run')}/spawn.sock"
-        if not _shut_down(socket, launcher.pid):
-            trouble.append(f"launcher {launcher.pid} does not end")
+    trouble = [
+        f"launcher {launcher.pid} does not end"
+        for launcher in found.launchers.get(node, [])
+        if not _shut_down(launcher)
+    ]
     roots = [path for path, owner in group_roots() if owner == node]
     trouble += _kill(roots)
     for root in roots:
         trouble += _remove_groups(root)
     for run in found.run_dirs.get(node, ()):
-        trouble += _remove_run(run)
+        # Several nodes may have had it, one after the other: the last one's is not touched.
+        if not found.shared(run):
+            trouble += _remove_run(run)
+    try:
+        Zram(node).close()
+    except SkerryError as error:
+        trouble.append(error.message)
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(registry_dir, node))
     return trouble
 
 
-def _shut_down(socket: str, pid: int) -> bool:
+def _shut_down(process: Process) -> bool:
     """Asks a launcher to end, which takes along all that it holds."""
     from skerry.backends.shared.launcher import Launcher, LauncherFailed
     from skerry.wire import plan
 
     async def ask() -> None:
+        socket = f"{process.option('--run')}/spawn.sock"
         launcher = await Launcher.connect(socket, lambda _exited: None)
         try:
-            await launcher.ask(plan.Shutdown(), 5.0)
+            if (await launcher.status(5.0)).pid == process.pid:  # not another node's at that place
+                await launcher.ask(plan.Shutdown(), 5.0)
         finally:
             launcher.close()
 
     try:
-        asyncio.run(ask())
-    except (OSError, SkerryError, LauncherFailed):
-        # Its socket is gone, or it hangs: what it held is removed one by one.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return _soon(lambda: not os.path.exists(f"/proc/{pid}"))
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if not process.still_there():
+            return True
+        with contextlib.suppress(OSError, SkerryError, LauncherFailed):
+            asyncio.run(ask())
+        if not _soon(lambda: _ended(pidfd), SHUT_DOWN_S):
+            # Its socket is gone, or it hangs: what it held is removed one by one.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        if not _soon(lambda: _ended(pidfd)):
+            return False
+        _soon(lambda: not os.path.exists(f"/proc/{process.pid}"), COLLECT_S)
+        return True
+    finally:
+        os.close(pidfd)
+
+
+def _ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
 
 
 def _kill(roots: list[str]) -> list[str]:
@@ -108,7 +136,7 @@ def _remove_run(run: str) -> list[str]:
     ]
     if not trouble:
         shutil.rmtree(f"{run}/container", ignore_errors=True)
-        for name in ("node.sock",):
+        for name in ("node.sock", "lock"):
             with contextlib.suppress(OSError):
                 os.unlink(f"{run}/{name}")
         with contextlib.suppress(OSError):
@@ -116,8 +144,8 @@ def _remove_run(run: str) -> list[str]:
     return trouble
 
 
-def _soon(holds: Callable[[], bool]) -> bool:
-    until = time.monotonic() + DIE_WITHIN_S
+def _soon(holds: Callable[[], bool], within_s: float = DIE_WITHIN_S) -> bool:
+    until = time.monotonic() + within_s
     while time.monotonic() < until:
         if holds():
             return True

@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from skerry.density.zram import Kernel
 from skerry.node import registry
+from skerry.node.identity import held
 
+LABEL = re.compile(r"skerry-([a-z2-7]{5})")  # of a node's compressed swap
 GROUP = re.compile(r"/skerry-([a-z2-7]{5})(?:-idle)?(?:/|$)")
 PROGRAMS = ("skerry-spawn", "skerry-init")
 STATE_DIR = "/var/lib/skerry"
@@ -43,6 +46,10 @@ class Process:
         at = self.words.index(name) if name in self.words else -1
         return self.words[at + 1] if 0 <= at < len(self.words) - 1 else ""
 
+    def still_there(self) -> bool:
+        """Returns whether the number still means this process."""
+        return _words(self.pid) == self.words
+
 
 @dataclass
 class Holdings:
@@ -64,6 +71,11 @@ class Holdings:
         """What could be removed."""
         return [thing for thing in self.things if self.orphan(thing)]
 
+    def shared(self, run: str) -> bool:
+        """Returns whether a node that runs or waits has this run directory."""
+        known = self.running | self.waiting
+        return held(run) or any(run in self.run_dirs.get(node, ()) for node in known)
+
     def state_of(self, node: str) -> str:
         """Returns how a node stands, in a word."""
         if node in self.running:
@@ -82,8 +94,16 @@ def take(directory: str = registry.DIRECTORY, state_dir: str = STATE_DIR) -> Hol
     found.things += _mounts(found)
     found.things += _loops(processes)
     found.things += _sockets(found)
+    found.things += _swap()
     for node, places in found.run_dirs.items():
         found.things += [Thing("run directory", at, node) for at in places if os.path.isdir(at)]
+    # A node that has started meanwhile was not known above; its things may have been seen.
+    later = Holdings()
+    _nodes(later, list(_processes()), directory, state_dir)
+    found.running |= later.running
+    found.waiting |= later.waiting
+    for node, places in later.run_dirs.items():
+        found.run_dirs.setdefault(node, set()).update(places)
     return found
 
 
@@ -96,8 +116,7 @@ def _nodes(found: Holdings, processes: list[Process], directory: str, state_dir:
             found.waiting.add(name)
     for process in processes:
         if _is_node(process.words):
-            state = process.option("--state") or state_dir
-            name = _text(f"{state}/name") or _by_pid(directory, process.pid)
+            name = _node_of_daemon(process, directory, state_dir)
             if name:
                 found.running.add(name)
                 found.things.append(Thing("node", _label(process), name))
@@ -111,6 +130,23 @@ def _nodes(found: Holdings, processes: list[Process], directory: str, state_dir:
                 found.waiting.add(name)
     if name := _text(f"{state_dir}/name"):
         found.waiting.add(name)
+
+
+def _node_of_daemon(process: Process, directory: str, state_dir: str) -> str:
+    """Returns its name. Its directories may stand in a file: the lock that it holds tells them."""
+    for fd in _names(f"/proc/{process.pid}/fd"):
+        target = _link(f"/proc/{process.pid}/fd/{fd}")
+        if target.endswith("/lock") and (name := _text(f"{os.path.dirname(target)}/name")):
+            return name
+    state = process.option("--state") or state_dir
+    return _by_pid(directory, process.pid) or _text(f"{state}/name")
+
+
+def _swap() -> Iterator[Thing]:
+    kernel = Kernel()
+    for name in _names("/sys/block"):
+        if name.startswith("zram") and (match := LABEL.fullmatch(kernel.label(kernel.dev / name))):
+            yield Thing("compressed swap", f"/dev/{name}", match[1])
 
 
 def _by_pid(directory: str, pid: int) -> str:
@@ -215,12 +251,16 @@ def _processes() -> Iterator[Process]:
             continue
         if _text(f"/proc/{name}/stat").rpartition(")")[2].split()[:1] in (["Z"], ["X"], []):
             continue  # it has ended; collecting it is its parent's to do
-        words = [word for word in _text(f"/proc/{name}/cmdline").split("\0") if word]
+        words = _words(int(name))
         comm = _text(f"/proc/{name}/comm")
         match = GROUP.search(_text(f"/proc/{name}/cgroup").replace("\n", " \n"))
         process = Process(int(name), words, comm, match[1] if match else "")
         if process.group_of or _is_node(words) or _is(process, *PROGRAMS):
             yield process
+
+
+def _words(pid: int) -> list[str]:
+    return [word for word in _text(f"/proc/{pid}/cmdline").split("\0") if word]
 
 
 def _is_node(words: list[str]) -> bool:

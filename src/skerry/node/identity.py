@@ -1,5 +1,6 @@
 """Which node this is: its lock, its name and its epoch, kept in the state directory.
 
+RUN/lock    held (flock) by the daemon: two nodes must not share a launcher's socket
 STATE/
   lock      held (flock) by the daemon; its text says who: "pid=4711 socket=/run/..."
   name      five characters of base32, drawn once
@@ -17,48 +18,38 @@ from skerry.spec import ids
 
 
 class Identity:
-    """The node's name and epoch, while it holds the lock on its state directory."""
+    """The node's name and epoch, while it holds the locks on its directories."""
 
-    def __init__(self, name: str, epoch: int, lock: int) -> None:
+    def __init__(self, name: str, epoch: int, *locks: int) -> None:
         self.name = name
         self.epoch = epoch
-        self._lock = lock
+        self._locks = locks
 
     def sandbox_id(self) -> ids.SandboxId:
         """Returns a new, unguessable id."""
         return ids.sandbox_id(self.name, self.epoch, secrets.token_bytes(8))
 
     def release(self) -> None:
-        """Lets go of the lock; idempotent."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        """Lets go of the locks; idempotent."""
+        locks, self._locks = self._locks, ()
+        for lock in locks:
+            os.close(lock)
 
 
 def claim(state_dir: str, socket: str) -> Identity:
-    """Takes the state directory for this process and raises its epoch.
+    """Takes the state directory, and the socket's, for this process, and raises its epoch.
 
-    Raises Conflict, which names the holder, while another daemon has it; StorageFailed if the
-    directory cannot be written.
+    Raises Conflict, which names the holder, while another daemon has one of them; StorageFailed if
+    the state directory cannot be written.
     """
+    lock = _take(state_dir, f"pid={os.getpid()} socket={socket}", "")
+    place = -1
     try:
-        os.makedirs(state_dir, mode=0o700, exist_ok=True)
-        lock = os.open(
-            os.path.join(state_dir, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        place = _take(
+            os.path.dirname(socket),
+            f"pid={os.getpid()} state={state_dir}",
+            ": a node of another state directory needs another run directory (--run)",
         )
-    except OSError as error:
-        raise StorageFailed(f"the state directory {state_dir} cannot be used: {error}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(lock, 4096).decode("utf-8", "replace").strip() or "unknown"
-        os.close(lock)
-        raise Conflict(
-            f"{state_dir} belongs to a running node ({holder})", holder=holder
-        ) from error
-    try:
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"pid={os.getpid()} socket={socket}\n".encode(), 0)
         name = _read(state_dir, "name")
         if ids.NODE_PATTERN.fullmatch(name) is None:
             name = ids.base32(int.from_bytes(secrets.token_bytes(8), "big"), 5)
@@ -66,10 +57,56 @@ def claim(state_dir: str, socket: str) -> Identity:
         text = _read(state_dir, "epoch")
         epoch = int(text) + 1 if text.isdecimal() else 1
         _write(state_dir, "epoch", str(epoch))
+    except BaseException as error:
+        Identity("", 0, *(held for held in (lock, place) if held >= 0)).release()
+        if isinstance(error, OSError):
+            raise _unusable(state_dir, error) from error
+        raise
+    return Identity(name, epoch, lock, place)
+
+
+def held(directory: str) -> bool:
+    """Returns whether a running node has taken this state or run directory."""
+    try:
+        lock = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _take(directory: str, text: str, advice: str) -> int:
+    """Returns the held lock of a directory, which says who holds it."""
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        lock = os.open(
+            os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+    except OSError as error:
+        raise _unusable(directory, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{text}\n".encode(), 0)
+    except BlockingIOError as error:
+        holder = os.read(lock, 4096).decode("utf-8", "replace").strip() or "unknown"
+        os.close(lock)
+        raise Conflict(
+            f"{directory} belongs to a running node ({holder}){advice}", holder=holder
+        ) from error
     except OSError as error:
         os.close(lock)
-        raise StorageFailed(f"the state directory {state_dir} cannot be used: {error}") from error
-    return Identity(name, epoch, lock)
+        raise _unusable(directory, error) from error
+    return lock
+
+
+def _unusable(directory: str, error: OSError) -> StorageFailed:
+    return StorageFailed(f"the directory {directory} cannot be used: {error}")
 
 
 def _read(directory: str, name: str) -> str:

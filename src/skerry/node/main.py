@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from skerry.errors import SkerryError, Unavailable
+from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.node import registry
 from skerry.node.build import build_node
 from skerry.node.config import NodeConfig
@@ -35,7 +35,7 @@ async def serve(config: NodeConfig, *, ready: asyncio.Event | None = None) -> No
     What is not destroyed by then is left to the next start.
 
     With `keep_on_exit`, instances stay to be adopted by the next start, but for undetached ones of
-    an embedded node. Raises Conflict if another daemon has the state directory, Unavailable if a
+    an embedded node. Raises Conflict if another node has the state or run directory, Unavailable if a
     backend cannot start or an address cannot be had.
     """
     raise_descriptors_max()
@@ -92,6 +92,8 @@ async def alive(node: Node, hurry: asyncio.Event | None = None) -> AsyncIterator
             for name, backend in node.backends.items():
                 try:
                     await backend.start()
+                except Conflict:
+                    raise
                 except SkerryError as error:
                     raise Unavailable(f"backend {name}: {error.message}") from error
                 started.append(name)

@@ -9,7 +9,6 @@ A node whose file is missing works all the same: the registry is for people and 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 
 from skerry.errors import Conflict
 from skerry.node.config import NodeConfig
+from skerry.node.identity import held
 from skerry.spec import ids
 
 DIRECTORY = "/run/skerry-nodes"
@@ -58,7 +58,7 @@ def enter(directory: str, name: str, config: NodeConfig) -> None:
     if not directory:
         return
     known = read_all(directory).get(name)
-    if known is not None and known.state_dir != config.state_dir and _runs(known):
+    if known is not None and known.state_dir != config.state_dir and held(known.state_dir):
         raise Conflict(
             f"another node with the name {name} runs here (pid {known.pid}, {known.state_dir}): "
             "was the state directory copied? Remove the file `name` in one of them"
@@ -79,18 +79,3 @@ def leave(directory: str, name: str) -> None:
     if directory:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(directory, name))
-
-
-def _runs(entry: Entry) -> bool:
-    """Whether the process is still there and holds the state directory's lock."""
-    try:
-        lock = os.open(os.path.join(entry.state_dir, "lock"), os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Awaitable, Callable
 
 from skerry.backends.shared.launcher import REQUEST_TIMEOUT_S, Launcher, LauncherFailed
-from skerry.errors import SkerryError, Unavailable
+from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.wire import plan
 
 START_TIMEOUT_S = 10.0
@@ -121,6 +121,7 @@ class LauncherProcess:
             raise Unavailable(f"the launcher does not listen on {self.socket_path}")
         try:
             status = await launcher.status(START_TIMEOUT_S)
+            self._check_ours(status.pid)
             self.pid = status.pid
             await self._restore(launcher, status)
         except LauncherFailed as error:
@@ -131,6 +132,20 @@ class LauncherProcess:
             raise
         self._current = launcher
         self._ready.set()
+
+    def _check_ours(self, pid: int) -> None:
+        """Raises Conflict if what listens was started for another state directory.
+
+        Its node is dead or it would hold the run directory; what lives there is that node's.
+        """
+        wanted, found = _option(self._argv, "--state"), _option(_words(pid), "--state")
+        if found and os.path.realpath(found) != os.path.realpath(wanted):
+            raise Conflict(
+                f"the sandboxes of another node live on in {os.path.dirname(self._run_dir)} "
+                f"(launcher {pid}, state directory {os.path.dirname(found)}): start that node to end "
+                "them (`skerry census` shows them), or give this one another run directory (--run)",
+                holder=found,
+            )
 
     async def _connect(self) -> Launcher | None:
         try:
@@ -192,6 +207,21 @@ class LauncherProcess:
                 return
             await asyncio.sleep(_POLL_S)
         self._log.error("the launcher (process %d) does not end", self.pid)
+
+
+def _words(pid: int) -> tuple[str, ...]:
+    """Returns the command line of a process; nothing if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return tuple(os.fsdecode(word) for word in file.read().split(b"\0"))
+    except OSError:
+        return ()
+
+
+def _option(words: tuple[str, ...], name: str) -> str:
+    """Returns the value of a long option; "" if it is not there."""
+    at = words.index(name) + 1 if name in words else len(words)
+    return words[at] if at < len(words) else ""
 
 
 def _runs(pid: int) -> bool:
