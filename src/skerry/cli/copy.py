@@ -20,7 +20,7 @@ from skerry.errors import FileRefused, InvalidRequest, NotFound
 if TYPE_CHECKING:
     from skerry.aio import Sandbox
 
-_REMOTE = re.compile(r"(s[a-z2-7]{20}):(.*)", re.DOTALL)
+_REMOTE = re.compile(r"(s[a-z2-7]{9,20}):(.*)", re.DOTALL)
 NOTES_SHOWN = 20
 Progress = Callable[[int], None]
 

@@ -12,7 +12,7 @@ from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
 from skerry.cli.options import complete_sandbox, pair
 from skerry.cli.words import age, size
-from skerry.errors import InvalidRequest, NotFound, SkerryError
+from skerry.errors import InvalidRequest, SkerryError
 from skerry.spec.limits import CPU_WEIGHT
 
 if TYPE_CHECKING:
@@ -180,13 +180,17 @@ def rm(
         async with app.client() as client:
             return [info.id for info in await client.sandboxes.list(labels=dict(labels) or None)]
 
+    async def find_ids() -> list[str]:
+        # The node counts unknown ids as destroyed: right for repeats, wrong for typing errors.
+        async with app.client() as client:
+            found = await asyncio.gather(*(client.sandboxes.get(item) for item in ids))
+            return list(dict.fromkeys(sandbox.id for sandbox in found))
+
     async def destroy(wanted: list[str]) -> None:
         async with app.client() as client:
-            if ids:
-                await _check_exist(client, wanted)
             await client.sandboxes.destroy_many(wanted)
 
-    wanted = list(dict.fromkeys(ids)) if ids else app.wait_for(find)
+    wanted = app.wait_for(find_ids if ids else find)
     if everything and wanted and not yes and _at_a_terminal(app):
         click.confirm(f"Destroy all {len(wanted)} sandboxes of the node?", abort=True, err=True)
     if wanted:
@@ -198,16 +202,6 @@ def rm(
             app.emit({"id": sandbox_id, "destroyed": True})
         else:
             app.line(sandbox_id)
-
-
-async def _check_exist(client: Client, wanted: list[str]) -> None:
-    # The node counts unknown ids as destroyed, which is right for repeats and wrong for typing errors.
-    found = await asyncio.gather(
-        *(client.sandboxes.get(item) for item in wanted), return_exceptions=True
-    )
-    for answer in found:
-        if isinstance(answer, NotFound):
-            raise answer
 
 
 def _at_a_terminal(app: App) -> bool:

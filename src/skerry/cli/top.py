@@ -98,11 +98,16 @@ async def _watch(
             now = await client.usage(labels)
             rows = rank(before, now, sort)
             table = Table(box=None, pad_edge=False, header_style="bold")
-            for name in COLUMNS:
+            shown = [cells(row) for row in rows[: max(1, console.size.height - SPARE_LINES)]]
+            for at, name in enumerate(COLUMNS):
                 justify: Any = "right" if name.startswith(">") else "left"
-                table.add_column(name.removeprefix(">"), justify=justify, no_wrap=True)
-            for row in rows[: max(1, console.size.height - SPARE_LINES)]:
-                table.add_row(*map(str, cells(row)))
+                title = name.removeprefix(">")
+                # Where the terminal is narrow only the last column, the image, is cut.
+                width = max(len(title), *(len(str(row[at])) for row in shown), 0)
+                least = 0 if name == COLUMNS[-1] else width
+                table.add_column(title, justify=justify, no_wrap=True, min_width=least)
+            for row in shown:
+                table.add_row(*map(str, row))
             live.update(Group(*map(Text, totals(now, rows)), table), refresh=True)
             before = now
 

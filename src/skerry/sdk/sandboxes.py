@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from skerry.errors import InvalidRequest, Overloaded, SkerryError
+from skerry.errors import InvalidRequest, NotFound, Overloaded, SkerryError
 from skerry.sdk.batch import BatchEvents
 from skerry.sdk.patience import SERVER_WAIT_S, WAIT_S, Patience
 from skerry.sdk.running import CANCEL_WITHIN_S
 from skerry.sdk.sandbox import AsyncSandbox
 from skerry.sdk.transport import Transport
+from skerry.spec.ids import SANDBOX_PATTERN
 from skerry.spec.limits import parse_bytes
 from skerry.spec.sandbox import CpuClass, OnIdle, SandboxInfo, SandboxSpec
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchItem, BatchResult
@@ -277,11 +278,23 @@ class AsyncSandboxes:
                 raise item.error.to_error()
 
     async def get(self, sandbox_id: str) -> AsyncSandbox:
-        """Returns a handle for an existing sandbox; raises NotFound."""
+        """Returns a handle for an existing sandbox, by its id or the beginning that only it has.
+
+        Raises NotFound if there is none, or more than one.
+        """
+        if SANDBOX_PATTERN.fullmatch(sandbox_id) is None:
+            sandbox_id = await self._whole(sandbox_id)
         info = await self._transport.call(
             "GET", f"/v1/sandboxes/{sandbox_id}", SandboxInfo, repeatable=True
         )
         return AsyncSandbox(self._transport, info)
+
+    async def _whole(self, beginning: str) -> str:
+        found = [info.id for info in await self.list() if info.id.startswith(beginning)]
+        if len(found) == 1 and beginning:
+            return found[0]
+        what = f"begins the ids of {len(found)} sandboxes" if found else "begins no sandbox's id"
+        raise NotFound(f"{beginning[:64]!r} {what}")
 
     async def list(
         self,

@@ -1077,7 +1077,10 @@ class Sandboxes:
         )
 
     def get(self, sandbox_id: str) -> Sandbox:
-        """Returns a handle for an existing sandbox; raises NotFound."""
+        """Returns a handle for an existing sandbox, by its id or the beginning that only it has.
+
+        Raises NotFound if there is none, or more than one.
+        """
         return Sandbox(self._portal, self._portal.call(self._inner.get(sandbox_id)))
 
     def list(

@@ -112,6 +112,7 @@ def test_a_place_is_remote_only_with_a_sandbox_id() -> None:
     assert place(f"{ONE}:/a:b") == place(f"{ONE}:/a:b")
     assert place(f"{ONE}:/a:b").sandbox == ONE
     assert place(f"{ONE}:/a:b").path == "/a:b"
+    assert place(f"{ONE[:12]}:/a").sandbox == ONE[:12]
     assert place("host:/a").sandbox is None
     assert place(f"{ONE}:").path == "."
     assert place("-").stream

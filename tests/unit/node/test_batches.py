@@ -12,7 +12,14 @@ import msgspec
 import pytest
 from node_stand import settle
 
-from skerry.errors import InvalidRequest, Overloaded, SandboxFailed, SkerryError, Unavailable
+from skerry.errors import (
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    SandboxFailed,
+    SkerryError,
+    Unavailable,
+)
 from skerry.node.config import Limits
 from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.transport import Transport
@@ -443,3 +450,18 @@ async def test_gauges_tell_what_is_in_and_what_was_refused(stand) -> None:
         await node.lives.delete(sandbox)
         assert node.gauges()["ended_total"] == 1
         assert all(isinstance(value, int | float) for value in gauges.values())
+
+
+async def test_beginning_of_an_id_finds_the_one_sandbox_that_has_it(stand) -> None:
+    async with stand.serving() as (node, _), sandboxes_of(node) as sandboxes:
+        one, two = [await sandboxes.create() for _ in range(2)]
+        differ = next(at for at in range(21) if one.id[at] != two.id[at])
+        assert (await sandboxes.get(one.id[: differ + 1])).id == one.id
+        assert (await sandboxes.get(two.id)).id == two.id
+        for beginning, told in (
+            (one.id[:differ], "ids of 2 sandboxes"),
+            ("nope", "no sandbox"),
+            ("", "ids of 2 sandboxes"),
+        ):
+            with pytest.raises(NotFound, match=told):
+                await sandboxes.get(beginning)
