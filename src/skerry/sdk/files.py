@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from contextlib import aclosing
 from errno import EINVAL
 from pathlib import Path
@@ -379,7 +379,11 @@ class AsyncFiles:
     async def _put(
         self, params: dict[str, str], content: bytes | str | AsyncIterator[bytes]
     ) -> FileInfo:
+        if isinstance(content, bytearray | memoryview):
+            content = bytes(content)
         chunks = _once(content) if isinstance(content, bytes | str) else content
+        if not isinstance(chunks, AsyncIterable):
+            raise InvalidRequest("content is bytes, a text, or an iterator of bytes")
         info = await self._transport.send("PUT", f"{self._root}/files", chunks, FileInfo, params)
         return info_from_wire(info)
 

@@ -122,7 +122,9 @@ async def _exit(manager: AbstractAsyncContextManager[Any], error: BaseException 
 
 def to_async(content: Any) -> Any:
     """Returns an async iterator of an iterator's items; bytes and text pass unchanged."""
-    if isinstance(content, bytes | str) or not isinstance(content, Iterable):
+    if isinstance(content, bytes | str | bytearray | memoryview) or not isinstance(
+        content, Iterable
+    ):
         return content
     return _walk(content)
 

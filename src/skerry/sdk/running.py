@@ -7,9 +7,10 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 
-from skerry.errors import SkerryError
+from skerry.errors import InvalidRequest, SkerryError
 from skerry.sdk.stream import events_of
 from skerry.sdk.transport import Transport
+from skerry.sdk.typed import typed
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.wire.http import StreamEvent
@@ -33,7 +34,9 @@ def command_of(
     interactive: bool = False,
 ) -> CommandSpec:
     """Returns the checked command: a text is a shell line, a sequence is argv."""
-    return CommandSpec(
+    if not isinstance(command, str | Sequence):
+        raise InvalidRequest("a command is a shell line, or a list of a program and its arguments")
+    spec = CommandSpec(
         argv=() if isinstance(command, str) else tuple(command),
         shell=command if isinstance(command, str) else None,
         env=env or {},
@@ -45,7 +48,8 @@ def command_of(
         output_limit=output_limit,
         terminal=terminal,
         interactive=interactive,
-    ).check()
+    )
+    return typed(spec).check()
 
 
 class Runner:

@@ -15,6 +15,7 @@ from skerry.sdk.patience import SERVER_WAIT_S, WAIT_S, Patience
 from skerry.sdk.running import CANCEL_WITHIN_S
 from skerry.sdk.sandbox import AsyncSandbox
 from skerry.sdk.transport import Transport
+from skerry.sdk.typed import typed
 from skerry.spec.ids import SANDBOX_PATTERN
 from skerry.spec.limits import parse_bytes
 from skerry.spec.sandbox import CpuClass, OnIdle, SandboxInfo, SandboxSpec
@@ -353,7 +354,7 @@ def spec_of(
     if cpu_class not in CpuClass.__members__.values():
         names = ", ".join(CpuClass)
         raise InvalidRequest(f"cpu_class must be one of {names}, not {cpu_class!r}")
-    return SandboxSpec(
+    spec = SandboxSpec(
         backend=backend,
         image=image,
         layers=tuple(layers),
@@ -377,4 +378,5 @@ def spec_of(
         key=key,
         detached=detached,
         priority=priority,
-    ).check()
+    )
+    return typed(spec).check()

@@ -39,7 +39,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 def parse_bytes(value: int | str, what: str = "size") -> int:
     """Returns a size in bytes from an int or a text like "512MiB"; raises InvalidRequest."""
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, int | str):
         raise InvalidRequest(f"{what} must be a number of bytes or a text like '4GiB'")
     if isinstance(value, int):
         size = value

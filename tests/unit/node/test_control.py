@@ -143,7 +143,7 @@ async def test_stop_keeps_name_and_results_and_is_idempotent(stand) -> None:
         await api.call("POST", f"/v1/sandboxes/{sid}/pause")
         for _ in range(2):
             info = await api.call("POST", f"/v1/sandboxes/{sid}/stop")
-            assert (info["state"], info["reason"]) == ("stopped", "it was stopped")
+            assert (info["state"], info["reason"]) == ("stopped", "a request asked for it")
         assert stand.world.instances == {}
         assert node.admission.sandboxes == 0
         status = await api.call("GET", f"/v1/sandboxes/{sid}/ops/{op}")

@@ -100,6 +100,11 @@ def test_a_newline_in_a_value_is_no_fault() -> None:
         {"network": ["10.0.0.0/8"]},
         {"network": "pypi"},
         {"layers": "workspace/a"},
+        {"env": {"PORT": 8080}},
+        {"cpu": "2"},
+        {"memory": 1.5},
+        {"image": None},
+        {"labels": {"epoch": 1}},
         {"cpu_class": "quick"},
         {"cpu_weight": 0},
         {"cpu_weight": 50, "cpu_class": "best-effort"},
@@ -135,6 +140,26 @@ def test_a_bad_spec_is_refused_before_it_is_sent(change: dict[str, object]) -> N
     spec_of("container", **good)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest):
         spec_of("container", **(good | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "told"),
+    [
+        (3, {}, "shell line"),
+        (b"ls", {}, "argv"),
+        (["ls", 3], {}, "argv"),
+        ("ls", {"env": {"PORT": 8080}}, "env"),
+        ("ls", {"stdin": 3}, "stdin"),
+        ("ls", {"timeout": "5"}, "^timeout: "),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_told_by_name(
+    command: object, more: dict[str, object], told: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        command_of(command, **more)  # type: ignore[arg-type]
+    for good in ("ls", ["ls", "-l"], ("ls",)):
+        assert command_of(good).check()
 
 
 def test_the_sync_face_is_what_the_generator_writes() -> None:

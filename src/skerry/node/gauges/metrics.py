@@ -31,7 +31,7 @@ _ENDS = {
     "it was idle": "idle",
     "its ttl is over": "ttl",
     "it was deleted": "deleted",
-    "it was stopped": "stopped",
+    "a request asked for it": "stopped",
     "its owner is gone": "owner",
     "its node was drained": "drained",
 }

@@ -52,7 +52,7 @@ class Control:
         await self._lives.ensure_running(sandbox)
         sandbox.touch(self._clock.wall(), self._clock.monotonic())
 
-    async def stop(self, sandbox: Sandbox, reason: str = "it was stopped") -> None:
+    async def stop(self, sandbox: Sandbox, reason: str = "a request asked for it") -> None:
         """Returns when nothing of its instance is left; its name and its results stay.
 
         Raises a platform error if the instance cannot be destroyed now: that is tried again.
