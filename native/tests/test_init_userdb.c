@@ -82,6 +82,7 @@ static void test_specs(void)
 	CHECK(!identity_resolve("0:0", &who) && who.uid == 0 && who.gid == 0);
 	CHECK(!identity_resolve("54321", &who) && who.uid == 54321 && *who.home == '/');
 	CHECK(!identity_resolve("54321:7", &who) && who.gid == 7 && !who.group_count);
+	CHECK(!identity_resolve("root", &who) && !who.uid && !who.gid && !strcmp(who.name, "root"));
 	CHECK(identity_resolve("no-such-user-here", &who) == -EINVAL);
 	CHECK(identity_resolve("root:0", &who) == -EINVAL);
 	CHECK(identity_resolve("1:x", &who) == -EINVAL);

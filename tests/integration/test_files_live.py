@@ -485,3 +485,17 @@ async def test_thousands_of_operations_leak_no_descriptor(live_node, box):
         await asyncio.sleep(0.1)
     # Connections of this client to the node stay open for a while: a few, not thousands.
     assert all(after[pid] <= before[pid] + 16 for pid in before), (before, after)
+
+
+async def test_sandbox_without_its_user_files_still_knows_root_and_names_who_it_does_not(box):
+    """What an agent deleted, or an image never had, takes nobody the sandbox."""
+    await box.run("rm -f /etc/passwd /etc/group")
+    assert (await box.run("id -u")).stdout == b"0\n"
+    assert (await box.files.write("/f", "x")).uid == 0
+    with pytest.raises(FileRefused, match="/f: unknown user"):
+        await box.files.write("/f", "x", user="bob")
+
+
+async def test_error_about_a_name_that_is_no_utf8_is_that_error(box):
+    with pytest.raises(NotFound, match="/none"):
+        await box.files.read("/none\udcff")

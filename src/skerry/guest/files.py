@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Final
+from typing import Any, Final
 
 from skerry.errors import FileRefused
 from skerry.guest.api import Kind, Operation, Outcome, Stream
@@ -257,10 +257,10 @@ class GuestFiles:
         self, path: str, content: AsyncIterator[bytes], sink: MemorySink, *words: str
     ) -> None:
         running = self._start(sink, words, stdin=True)
+        ended = asyncio.get_running_loop().create_future()
+        running.on_ended(lambda: None if ended.done() else ended.set_result(None))
         try:
-            async for piece in content:
-                if running.ended:
-                    break
+            while (piece := await _next_until(ended, content)) is not None:
                 async with asyncio.timeout(STALL_S):
                     await running.write_stdin(piece)
             async with asyncio.timeout(STALL_S):
@@ -293,6 +293,28 @@ class GuestFiles:
             sink.tee.close()
             _finish(running)
         _check(outcome, sink.errors(), path)
+
+
+async def _next_until(ended: asyncio.Future[None], content: AsyncIterator[bytes]) -> bytes | None:
+    """Returns the next piece; None after the last one, or once nobody inside takes any more.
+
+    Raises TimeoutError if none comes for STALL_S: a client that stands still holds up nothing.
+    """
+    piece = asyncio.ensure_future(anext(content, None))
+    try:
+        either: set[asyncio.Future[Any]] = {piece, ended}
+        await asyncio.wait(either, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            return None
+        if not piece.done():
+            raise TimeoutError
+        return piece.result()
+    finally:
+        if not piece.done():
+            piece.cancel()
+            await asyncio.wait({piece})
+        elif not piece.cancelled():
+            piece.exception()  # nobody hears of it once the operation has ended
 
 
 def _flags(**flags: bool) -> str:

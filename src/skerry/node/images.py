@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from skerry.backends.api import Upper
+from skerry.errors import InvalidRequest
+from skerry.guest.files import STALL_S
 from skerry.node.clock import Clock
 from skerry.spec.files import Change
 from skerry.spec.layers import LayerManifest, RootfsPlan
@@ -80,6 +83,8 @@ class Images:
         self._clock = clock
         self._in_use = in_use
         self._threads = asyncio.Semaphore(threads_max)
+        # An import waits for its client, and must keep nobody waiting but other imports.
+        self._import_threads = ThreadPoolExecutor(threads_max, "import")
         self._plans: dict[tuple[str, ...], tuple[float, RootfsPlan, tuple[str, ...]]] = {}
 
     async def plan(self, spec: SandboxSpec) -> tuple[RootfsPlan, tuple[str, ...]]:
@@ -117,10 +122,16 @@ class Images:
         return manifest
 
     async def import_tar(self, name: str, chunks: AsyncIterator[bytes]) -> LayerManifest:
-        """Makes a layer of an archive that is read no faster than it is unpacked."""
-        reader = _ChunkReader(chunks, asyncio.get_running_loop())
+        """Makes a layer of an archive that is read no faster than it is unpacked.
+
+        InvalidRequest if nothing of it comes for STALL_S.
+        """
+        loop = asyncio.get_running_loop()
+        reader = _ChunkReader(chunks, loop)
         try:
-            return await self._call(lambda: self._library.import_tar(name, reader))
+            return await loop.run_in_executor(
+                self._import_threads, self._library.import_tar, name, reader
+            )
         finally:
             self._plans.clear()
 
@@ -202,4 +213,8 @@ class _ChunkReader:
         return chunk
 
     async def _next(self) -> bytes:
-        return await anext(self._chunks, b"")
+        try:
+            async with asyncio.timeout(STALL_S):
+                return await anext(self._chunks, b"")
+        except TimeoutError:
+            raise InvalidRequest(f"body: nothing came for {STALL_S:g} s") from None

@@ -119,12 +119,26 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: SkerryError) -> ErrorBody:
-        """Returns the body for an error."""
-        return cls(error.code, error.fault, error.message, error.retryable, error.fields)
+        """Returns the body for an error; names in it that are no UTF-8 carry U+FFFD there."""
+        message, fields = printable(error.message), printable(error.fields)
+        return cls(error.code, error.fault, message, error.retryable, fields)
 
     def to_error(self) -> SkerryError:
         """Returns the error again."""
         return from_code(self.code, self.message, self.fields)
+
+
+def printable(value: Any) -> Any:
+    """Returns a value as it can be sent: surrogate escapes in its texts become U+FFFD."""
+    if isinstance(value, str):
+        if value.isascii():
+            return value
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, dict):
+        return {name: printable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable(one) for one in value]
+    return value
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

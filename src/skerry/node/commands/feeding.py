@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 from skerry.errors import Conflict, SkerryError
 from skerry.guest.operation import RunningOperation
 from skerry.node.commands.operation import Op
 from skerry.wire.http import StdinTaken
+
+ON_ITS_WAY_S = 1.0  # a body that is being sent when the command ends is read to its end for so long
 
 
 class Feed:
@@ -89,12 +93,32 @@ class Feed:
 
 
 async def feed(op: Op, offset: int, chunks: AsyncIterator[bytes], *, eof: bool) -> StdinTaken:
-    """Passes a body on as it comes, in constant memory, and then ends the input if `eof`."""
-    async with Feed(op) as turn:
-        async for chunk in chunks:
+    """Passes a body on as it comes, in constant memory, and then ends the input if `eof`.
+
+    It takes a turn for each piece that is there: a client that stands still holds up nobody, least
+    of all its own next try. Nor is it waited for once the command has ended.
+    """
+    while (chunk := await _next_while_runs(op, chunks)) is not None:
+        async with Feed(op) as turn:
             await turn.write(offset, chunk)
             offset += len(chunk)
+    async with Feed(op) as turn:
         if eof:
             await turn.write(offset, b"")  # nothing was left out
             await turn.end()
         return await turn.taken()
+
+
+async def _next_while_runs(op: Op, chunks: AsyncIterator[bytes]) -> bytes | None:
+    """Returns the next piece, None at the end; Conflict if the command ends before it comes."""
+    piece = asyncio.ensure_future(anext(chunks, None))
+    try:
+        either: set[asyncio.Future[Any]] = {piece, op.done}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not piece.done():
+            await asyncio.wait({piece}, timeout=ON_ITS_WAY_S)
+        if not piece.done():
+            raise Conflict("the command has ended: it reads no more input")
+        return piece.result()
+    finally:
+        piece.cancel()

@@ -14,7 +14,7 @@ from skerry.node.commands.command import check_signal
 from skerry.node.commands.views import View
 from skerry.node.node import Node
 from skerry.node.server.bodies import COMMAND, SIGNAL, TERMINAL
-from skerry.node.server.exchange import Exchange
+from skerry.node.server.exchange import ClientGone, Exchange
 from skerry.spec import ids
 from skerry.wire.batch import BatchEvent
 from skerry.wire.http import STREAM, StreamEvent
@@ -86,11 +86,12 @@ async def stream(node: Node, exchange: Exchange) -> None:
     op, kill = op_of(exchange), kills(exchange)
     view = await node.operations.view(sandbox, op, await exchange.body(COMMAND))
     with view:
-        if not kill:
-            await _send_all(exchange, view)
-            return
-        async with watched(exchange, view.cancel):
-            await _send_all(exchange, view)
+        try:
+            await exchange.while_there(_send_all(exchange, view))
+        except ClientGone:
+            if kill:
+                view.cancel()
+            raise
 
 
 async def _send_all(exchange: Exchange, view: View) -> None:
@@ -120,7 +121,7 @@ async def output(node: Node, exchange: Exchange) -> None:
     paced = exchange.param("pace") is None or exchange.flag("pace")
     view = await node.operations.view(sandbox, op, None, since=since, positions=True, paced=paced)
     with view:
-        await _send_all(exchange, view)
+        await exchange.while_there(_send_all(exchange, view))
 
 
 async def feed(node: Node, exchange: Exchange) -> None:
@@ -156,7 +157,11 @@ async def status(node: Node, exchange: Exchange) -> None:
     sandbox = node.sandboxes.get(exchange.path("id"))
     op = ids.check_op_id(exchange.path("op"))
     wait_s = exchange.seconds("wait", 0.0, high=WAIT_MAX_S)
-    await exchange.reply(await node.operations.status(sandbox, op, wait_s))
+    if wait_s == 0.0:
+        await exchange.reply(await node.operations.status(sandbox, op, wait_s))
+        return
+    found = exchange.while_there(node.operations.status(sandbox, op, wait_s))
+    await exchange.reply(await found)
 
 
 async def signal(node: Node, exchange: Exchange) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
@@ -16,7 +16,7 @@ import msgspec
 
 from skerry.errors import Bug, InvalidRequest, SkerryError, Unavailable
 from skerry.spec.limits import MIB
-from skerry.wire.http import JSON, MSGPACK, ErrorBody
+from skerry.wire.http import JSON, MSGPACK, ErrorBody, printable
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -110,7 +110,14 @@ class Exchange:
         return self._params
 
     def param(self, name: str) -> str | None:
-        """Returns the one value of a query field, or None."""
+        """Returns the one value of a query field, or None. It is UTF-8."""
+        value = self.name_param(name)
+        if value is not None and not value.isascii() and value != printable(value):
+            raise InvalidRequest(f"query: {name} is no UTF-8")
+        return value
+
+    def name_param(self, name: str) -> str | None:
+        """Returns the one value of a query field that names files: it may be any bytes."""
         values = self.params().get(name)
         if values is None:
             return None
@@ -276,6 +283,32 @@ class Exchange:
         """Returns when the client has closed the connection (its body must have been read)."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
+
+    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does the work and returns what it does; ends it, with ClientGone, when the client goes.
+
+        For work that is of use to this client only. The request's body must have been read.
+        """
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self.wait_gone())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+        finally:
+            gone.cancel()
+            task.cancel()
+            await asyncio.wait({task, gone})
+        return await task
+
+    async def send_within(self, seconds: float, data: bytes) -> None:
+        """Sends a piece as `write` does; a client that takes nothing for so long counts as gone."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.write(data)
+        except TimeoutError:
+            log.warning("%s: the client took nothing for %g s", self.scope["path"], seconds)
+            raise ClientGone from None
 
 
 Handler: TypeAlias = Callable[[Any, Exchange], Awaitable[None]]

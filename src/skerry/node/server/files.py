@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from skerry.errors import InvalidRequest, SkerryError
+from skerry.guest.files import STALL_S
 from skerry.node.node import Node
 from skerry.node.server.bodies import COMMIT, FILE_OP
-from skerry.node.server.exchange import ClientGone, Exchange
+from skerry.node.server.exchange import Exchange
 from skerry.spec.files import Change
 from skerry.wire.files import FILES_STREAM, FileEvent, event_to_wire, info_to_wire
 from skerry.wire.http import ErrorBody
@@ -106,7 +106,7 @@ async def walk(node: Node, exchange: Exchange) -> None:
         exchange.param("user"),
         depth=None if depth < 0 else depth,
         types=exchange.param("types") or "",
-        glob=exchange.param("glob") or "",
+        glob=exchange.name_param("glob") or "",
     )
 
     async def events() -> AsyncIterator[bytes]:
@@ -140,7 +140,8 @@ async def usage(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes/ID/files/usage."""
     exchange.allow("path", "user")
     sandbox = node.sandboxes.get(exchange.path("id"))
-    await exchange.reply(await node.files.usage(sandbox, _path(exchange), exchange.param("user")))
+    found = node.files.usage(sandbox, _path(exchange), exchange.param("user"))
+    await exchange.reply(await exchange.while_there(found))
 
 
 async def diff(node: Node, exchange: Exchange) -> None:
@@ -155,7 +156,7 @@ async def diff_tar(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes/ID/diff/tar."""
     exchange.allow("under")
     sandbox = node.sandboxes.get(exchange.path("id"))
-    under = exchange.param("under") or "/"
+    under = exchange.name_param("under") or "/"
     await _give(exchange, node.disk.diff_tar(sandbox, under), TAR)
 
 
@@ -177,52 +178,37 @@ async def _give(exchange: Exchange, pieces: AsyncIterator[bytes], content_type: 
 
     When the client goes away, so does the work: the iterator is closed where it stands.
     """
-    first = await anext(pieces, None)
-    await exchange.open_stream(content_type)
-    if first is not None:
-        await exchange.write(first)
-        await _until_gone(exchange, _send_rest(exchange, pieces))
+    await exchange.while_there(_send(exchange, pieces, content_type))
     await exchange.close_stream()
 
 
 async def _give_events(exchange: Exchange, events: AsyncIterator[bytes]) -> None:
     """The same for events, which end with `done`, or with the error that came after the first."""
-    first = await anext(events, None)
-    await exchange.open_stream(FILES_STREAM)
     last = FileEvent(done=True)
-    if first is not None:
-        await exchange.write(first)
-        try:
-            await _until_gone(exchange, _send_rest(exchange, events))
-        except SkerryError as error:
-            last = FileEvent(error=ErrorBody.of(error))
+    try:
+        await exchange.while_there(_send(exchange, events, FILES_STREAM))
+    except SkerryError as error:
+        if not exchange.started:
+            raise
+        last = FileEvent(error=ErrorBody.of(error))
     await exchange.write(frame(last))
     await exchange.close_stream()
 
 
-async def _send_rest(exchange: Exchange, pieces: AsyncIterator[bytes]) -> None:
+async def _send(exchange: Exchange, pieces: AsyncIterator[bytes], content_type: str) -> None:
+    """Opens the stream once there is a first piece, or none at all; a client may not stand still."""
     async with aclosing(cast("AsyncGenerator[bytes]", pieces)):
+        first = await anext(pieces, None)
+        await exchange.open_stream(content_type)
+        if first is None:
+            return
+        await exchange.send_within(STALL_S, first)
         async for piece in pieces:
-            await exchange.write(piece)
-
-
-async def _until_gone(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
-    """Does the work; ends it, with ClientGone, when the client closes its connection."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(exchange.wait_gone())
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-    finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.wait({task, gone})
-    await task
+            await exchange.send_within(STALL_S, piece)
 
 
 def _path(exchange: Exchange) -> str:
-    path = exchange.param("path")
+    path = exchange.name_param("path")
     if path is None:
         raise InvalidRequest("query: path is missing")
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.node.life.batch import Batch
@@ -153,14 +154,15 @@ async def wait(node: Node, exchange: Exchange) -> None:
     sandbox = node.sandboxes.get(exchange.path("id"))
     states = _states(exchange) or {State.RUNNING, State.STOPPED, State.FAILED}
     timeout = exchange.seconds("timeout", 30.0, high=WAIT_MAX_S)
-    try:
-        async with asyncio.timeout(timeout):
-            while sandbox.state not in states and not sandbox.gone:
-                await sandbox.changed()
-    except TimeoutError:
-        pass
-    info: SandboxInfo = sandbox.info()
-    await exchange.reply(info)
+
+    async def reached() -> SandboxInfo:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while sandbox.state not in states and not sandbox.gone:
+                    await sandbox.changed()
+        return sandbox.info()
+
+    await exchange.reply(await exchange.while_there(reached()))
 
 
 def labels_of(exchange: Exchange) -> dict[str, str]:
