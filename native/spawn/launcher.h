@@ -26,6 +26,7 @@ struct slot {
 	int user_fd;   /* the user namespace, or a cgroup namespace that it owns (has_cgroup_ns) */
 	int net_fd;
 	bool has_cgroup_ns;
+	bool making;   /* its descriptors are not there yet; STATUS names it, so that nobody reuses it */
 	bool adopted;  /* made by an earlier launcher: its descriptors are gone, it is not used again */
 	uint64_t sockets; /* in its network namespace when that was made */
 	struct instance *user; /* Invariant: user == NULL or user->slot == this */

@@ -172,6 +172,8 @@ static void job_ready(struct watch *w, uint32_t events)
 	loop_close(j->loop, w);
 	timer_clear(&j->timer);
 	job_receive(j->channel, &r);
+	if (r.error == -ESRCH && j->expired)
+		job_fail(&r, "deadline", -ETIMEDOUT);
 	close(j->channel);
 	close(j->far);
 	j->done(j, &r);
@@ -180,8 +182,11 @@ static void job_ready(struct watch *w, uint32_t events)
 
 static void job_expire(struct timer *t)
 {
-	/* The end of the process then runs the job's end, with the error of a helper that died. */
-	sys_pidfd_kill(container_of(t, struct job, timer)->watch.fd);
+	struct job *j = container_of(t, struct job, timer);
+
+	/* The end of the process then runs the job's end. */
+	j->expired = true;
+	sys_pidfd_kill(j->watch.fd);
 }
 
 int job_start(struct loop *l, int (*work)(void *arg, struct job_result *r), void *arg,

@@ -54,6 +54,7 @@ struct job {
 	struct loop *loop;
 	struct watch watch; /* pidfd */
 	struct timer timer;
+	bool expired;
 	int channel, far; /* both ends: the child shares the table when it starts */
 	void (*done)(struct job *j, struct job_result *r);
 	void *owner;

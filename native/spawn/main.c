@@ -11,11 +11,14 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "dryrun.h"
 #include "launcher.h"
 #include "weak.h"
 #include "seccomp.h"
+
+enum { LOCK_WAIT_S = 5 };
 
 struct arguments {
 	const char *init;
@@ -99,6 +102,21 @@ static uint32_t probe_masks(void)
 	return found;
 }
 
+/* On a busy host one that was killed, or a helper of its that has not run since its clone, may hold
+ * its copy for seconds. */
+static int lock_take(int fd)
+{
+	const struct timespec pause = {.tv_nsec = 20000000};
+	uint64_t until = now_ns() + LOCK_WAIT_S * 1000000000ull;
+
+	while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+		if (errno != EWOULDBLOCK || now_ns() >= until)
+			return -1;
+		nanosleep(&pause, NULL);
+	}
+	return 0;
+}
+
 /* One launcher a run directory. The lock goes with the last copy of the descriptor. */
 static int lock_run(struct launcher *l, struct failure *f)
 {
@@ -112,7 +130,7 @@ static int lock_run(struct launcher *l, struct failure *f)
 	l->lock = open_at(AT_FDCWD, l->run_dir, O_RDONLY | O_DIRECTORY);
 	if (l->lock < 0 || fchmod(l->lock, 0700) < 0)
 		return fail(f, "run", -errno, "%s", l->run_dir);
-	if (flock(l->lock, LOCK_EX | LOCK_NB) < 0)
+	if (lock_take(l->lock) < 0)
 		return fail(f, "lock", -errno, "%s: another launcher runs", l->run_dir);
 	return 0;
 }

@@ -20,6 +20,7 @@
 struct order {
 	struct launcher *launcher;
 	struct request *request; /* NULL: only a network namespace is wanted */
+	struct slot *slot;	 /* with a request: in the table already */
 	struct pending reply;
 };
 
@@ -198,19 +199,20 @@ static int work(void *arg, struct job_result *r)
 static void slot_made(struct job *j, struct job_result *r)
 {
 	struct order *o = j->owner;
-	struct slot *s = r->error ? NULL : calloc(1, sizeof(*s));
+	struct slot *s = o->slot;
 
-	if (s) {
-		*s = (struct slot){.id = o->request->slot, .uid_base = o->request->uid_base,
-				   .owner_uid = o->request->owner_uid, .user_fd = fd_high(r->fds[0]),
-				   .net_fd = fd_high(r->fds[1]), .sockets = r->value,
-				   .has_cgroup_ns = o->request->agent_group};
-		slot_add(o->launcher, s);
+	if (!r->error) {
+		s->making = false;
+		s->user_fd = fd_high(r->fds[0]);
+		s->net_fd = fd_high(r->fds[1]);
+		s->sockets = r->value;
 		reply_ok(o->launcher, &o->reply, answer());
 	} else {
 		close_ptr(&r->fds[0]);
 		close_ptr(&r->fds[1]);
-		reply_fail(o->launcher, &o->reply, r->step, r->error ? r->error : -ENOMEM, "slot");
+		slot_remove(o->launcher, s);
+		free(s);
+		reply_fail(o->launcher, &o->reply, r->step, r->error, "slot");
 	}
 	free(o->request);
 	free(o);
@@ -219,9 +221,10 @@ static void slot_made(struct job *j, struct job_result *r)
 void slot_make(struct launcher *l, struct request *r)
 {
 	struct order *o = calloc(1, sizeof(*o));
+	struct slot *s = calloc(1, sizeof(*s));
 	struct pending reply = pending_of(l, r);
 	struct failure f = {0};
-	int err = o ? 0 : fail(&f, "memory", -ENOMEM, "slot");
+	int err = o && s ? 0 : fail(&f, "memory", -ENOMEM, "slot");
 
 	if (!err && slot_find(l, r->slot))
 		err = fail(&f, "slot", -EEXIST, "%" PRIu64, r->slot);
@@ -232,14 +235,22 @@ void slot_make(struct launcher *l, struct request *r)
 		err = fail(&f, "path", -EACCES, "%s", r->agent_group);
 	if (!err)
 		err = groups_run(l, r, &f);
-	if (o && !err) {
-		*o = (struct order){.launcher = l, .request = r, .reply = reply};
+	if (o && s && !err) {
+		*s = (struct slot){.id = r->slot, .uid_base = r->uid_base, .owner_uid = r->owner_uid,
+				   .user_fd = -1, .net_fd = -1, .making = true,
+				   .has_cgroup_ns = r->agent_group};
+		*o = (struct order){.launcher = l, .request = r, .slot = s, .reply = reply};
 		err = job_start(&l->loop, work, o, slot_made, o, true);
-		if (!err)
+		if (!err) {
+			/* From here on: whoever asked may be gone, and a node that comes after it must
+			 * neither take the number for free nor the groups away under the helper. */
+			slot_add(l, s);
 			return;
+		}
 		fail(&f, "fork", err, "slot");
 	}
 	reply_fail(l, &reply, f.step, f.error, f.text);
+	free(s);
 	free(o);
 	free(r);
 }
@@ -248,6 +259,8 @@ int slot_drop(struct launcher *l, struct request *r, struct failure *f)
 {
 	struct slot *s = slot_find(l, r->slot);
 
+	if (s && s->making)
+		return fail(f, "slot", -EBUSY, "being made");
 	if (s && s->user)
 		return fail(f, "slot", -EBUSY, "used by %s", s->user->id);
 	if (s) {

@@ -252,7 +252,7 @@ static int check(struct launcher *l, const struct request *r, struct slot *slot,
 		return fail(f, "instance", -EEXIST, "%s", r->instance);
 	if (!slot)
 		return fail(f, "slot", -ENOENT, "slot %llu", (unsigned long long)r->slot);
-	if (slot->user || slot->adopted)
+	if (slot->user || slot->adopted || slot->making)
 		return fail(f, "slot", -EBUSY, "slot %llu", (unsigned long long)r->slot);
 	for (unsigned n = 0; n < r->layers.count; n++)
 		if (!layer_known(l, r->layers.items[n]))

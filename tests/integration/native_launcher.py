@@ -159,16 +159,8 @@ class Launcher:
 
     def slot(self, slot: int, *, uid_base: int | None = None, rooted: bool = False) -> None:
         """Makes a slot; `rooted`: with a cgroup namespace in its groups."""
-        group, owner = self.group(slot), OWNER + slot
-        steps = [
-            f"mkdir {group} 755 {owner}",
-            f"mkdir {group}/agent 755 -1",
-            f"mkdir {group}/w 755 {owner}",
-        ]
-        if self.pids:
-            steps.append(f"mkdir {self.pids}/s{slot} 755 -1")
-        base = UID_BASE + slot * 65536 if uid_base is None else uid_base
-        made = plan.SlotMake(slot=slot, uid_base=base, owner_uid=owner, step=tuple(steps))
+        group = self.group(slot)
+        made = self.slot_make(slot, uid_base=uid_base)
         number, more = next(self.ids), FieldBuilder()
         if rooted:
             more.text(Tag.AGENT_GROUP, str(group / "agent"))
@@ -180,12 +172,26 @@ class Launcher:
         assert isinstance(reply, plan.Reply)
         assert (reply.request_id, reply.failure) == (number, None)
 
+    def slot_make(self, slot: int, *, uid_base: int | None = None) -> plan.SlotMake:
+        group, owner = self.group(slot), OWNER + slot
+        steps = [
+            f"mkdir {group} 755 {owner}",
+            f"mkdir {group}/agent 755 -1",
+            f"mkdir {group}/w 755 {owner}",
+        ]
+        if self.pids:
+            steps.append(f"mkdir {self.pids}/s{slot} 755 -1")
+        base = UID_BASE + slot * 65536 if uid_base is None else uid_base
+        return plan.SlotMake(slot=slot, uid_base=base, owner_uid=owner, step=tuple(steps))
+
     def drop(self, slot: int) -> None:
+        self.ok(self.slot_drop(slot))
+
+    def slot_drop(self, slot: int) -> plan.SlotDrop:
         group = self.group(slot)
         paths = [group / "agent", group / "w", group]
         paths += [self.pids / f"s{slot}"] if self.pids else []
-        steps = tuple(f"rmdir {at}" for at in paths)
-        self.ok(plan.SlotDrop(slot=slot, step=steps))
+        return plan.SlotDrop(slot=slot, step=tuple(f"rmdir {at}" for at in paths))
 
     def plan(self, name: str, slot: int, **more: object) -> plan.StartPlan:
         group = self.group(slot)

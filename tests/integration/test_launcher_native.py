@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -209,6 +211,33 @@ def test_killed_launcher_comes_back_to_its_instances(launcher: Launcher) -> None
 
 def vars_of(body: plan.Adopt) -> dict[str, object]:
     return {name: getattr(body, name) for name in body.__struct_fields__}
+
+
+def test_slot_that_is_being_made_is_known_and_stays(launcher: Launcher) -> None:
+    """Whoever asked for it may be gone: the node that comes next must not take its number for free."""
+    slots = range(2, 10)
+    made = [launcher.slot_make(slot) for slot in slots]
+    *answers, dropped, status = launcher.ask(*made, launcher.slot_drop(9), plan.Status())
+    assert [reply.failure for reply in answers] == [None] * len(made)
+    assert dropped.failure is not None
+    assert (dropped.failure.error_step, dropped.failure.errno) == ("slot", errno.EBUSY)
+    assert set(slots) <= set(status.status().slot)
+    for slot in slots:
+        launcher.drop(slot)
+    assert not set(slots) & set(launcher.ok(plan.Status()).status().slot)
+
+
+def test_lock_of_a_launcher_that_is_still_ending_is_waited_for(
+    make: Callable[..., Launcher],
+) -> None:
+    """A busy host lets the killed one keep its copy for a while; the next one starts all the same."""
+    found = make()
+    found.run.mkdir()
+    held = os.open(found.run, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    threading.Timer(0.5, os.close, (held,)).start()
+    found.begin()
+    found.prepare(0)
 
 
 def test_frozen_instance_thaws_and_can_be_stopped(launcher: Launcher) -> None:

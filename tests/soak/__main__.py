@@ -33,7 +33,7 @@ EPOCH_S = 30.0
 BLOCK = 8
 KILLING = 2
 READY_S = 60.0
-DRAIN_S = 240.0
+DRAIN_S = 300.0
 
 
 class Worker:

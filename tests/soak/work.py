@@ -79,7 +79,8 @@ async def handles(client: Client) -> None:
             await client.tell.op("send", handle.send(f"{sent[-1]}\n"))
             await asyncio.sleep(client.chance.uniform(0, 0.3))
         await client.tell.op("send", handle.close_stdin())
-        result = await client.tell.op("status", handle.wait(60.0))
+        limit = client.patience(sandbox)
+        result = await client.tell.op("status", handle.wait(limit - 30), limit=limit)
         right = "".join(f"<{nonce}>\n" for nonce in sent).encode()
         got = (result.exit_code, result.stdout, result.stderr)
         client.expect(got == (3, right, b"end\n"), f"fed {sent}, it gave {result}", begin)
@@ -282,11 +283,12 @@ async def sessions(client: Client) -> None:
     begin = time.monotonic()
     async with client.sandbox() as sandbox:
         session = await client.tell.op("start", sandbox.session())
-        await client.tell.op("run", session.run("cd /tmp; n=0"))
+        limit = client.patience(sandbox)
+        await client.tell.op("run", session.run("cd /tmp; n=0"), limit=limit)
         for turn in range(1, client.chance.randint(2, 12)):
             op_id = f"{client.chance.getrandbits(128):032x}"
             result = await client.tell.op(
-                "run", session.run("n=$((n+1)); echo $n $PWD", op_id=op_id)
+                "run", session.run("n=$((n+1)); echo $n $PWD", op_id=op_id), limit=limit
             )
             if result.session_reset:
                 break  # the shell was lost, and the result says so

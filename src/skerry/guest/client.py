@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from skerry.errors import (
     InvalidRequest,
@@ -40,6 +40,7 @@ from skerry.wire.starts import encode_start, takes_long
 PINGS_MAX: Final = 16
 FRAME_BYTES_MAX: Final = HEADER_BYTES + PAYLOAD_BYTES_MAX
 _DATA: Final = int(GuestFrame.DATA)
+R = TypeVar("R", bound=RunningOperation)
 _log = logging.getLogger("skerry.guest")
 
 
@@ -179,8 +180,7 @@ class GuestClient:
             attached=attached,
             pending=pending,
         )
-        self._operations[handle] = session
-        return session
+        return self._keep(handle, session)
 
     def acknowledge(self, handle: int) -> None:
         """Lets the agent forget an operation of `live` that is done and needs no attaching."""
@@ -402,7 +402,14 @@ class GuestClient:
             inlet=inlet,
             attached=attached,
         )
-        self._operations[handle] = operation
+        return self._keep(handle, operation)
+
+    def _keep(self, handle: int, operation: R) -> R:
+        """Takes it into the table; the frame that began it may have ended the channel."""
+        if self._channel.lost.done():
+            operation.lose(self._channel.lost.result())
+        else:
+            self._operations[handle] = operation
         return operation
 
     def _forget(self, handle: int) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from skerry.errors import Bug, Conflict, OutcomeUnknown, SkerryError
+from skerry.errors import Bug, Conflict, NotFound, OutcomeUnknown, SkerryError
 from skerry.guest.api import Outcome, OutputSink, Stream
-from skerry.guest.channel import Channel
+from skerry.guest.channel import Channel, same_error
 from skerry.guest.operation import RunningOperation, outcome_of
 from skerry.guest.outlet import Outlet
 from skerry.guest.output import MemorySink
@@ -196,7 +196,8 @@ class RunningSession(RunningOperation):
     ) -> SessionCommand:
         """Sends a script, which is the command `seq` from here on; its `wait` tells the rest.
 
-        Raises Conflict while another one runs, and the channel's error if that is lost.
+        Raises Conflict while another one runs, NotFound if the session has ended, and the channel's
+        error if that is lost.
         """
         if self._command is not None or seq <= self.seq:
             raise Conflict("the session runs a command")
@@ -209,6 +210,8 @@ class RunningSession(RunningOperation):
                 await self.channel.writable()
                 piece = script[at : at + PIECE_BYTES]
                 self.channel.send(encode_data(self.generation, stream, at, piece))
+        if self.ended:  # nobody would answer it
+            raise same_error(self._error or NotFound("the session has ended"))
         self._send(
             Exec(
                 seq=seq,
@@ -221,7 +224,10 @@ class RunningSession(RunningOperation):
         )
         self.seq = seq
         self._forgotten()  # EXEC acknowledges what was before
-        return self._enter(sink)
+        command = self._enter(sink)
+        if self.channel.lost.done():  # by this very frame, which was one too many unread
+            command.lose(self.channel.lost.result())
+        return command
 
     def close(self) -> None:
         """Asks the shell to end; what still runs in it after two seconds is ended."""
@@ -309,6 +315,8 @@ class RunningSession(RunningOperation):
         self._hear(streams.STDOUT, ran.stdout_total)
         self._hear(streams.STDERR, ran.stderr_total)
         command = self._command
+        if ran.seq < self.seq and self._attached:
+            return  # said again after an attach, before EXEC of the next one acknowledged it
         if ran.seq != self.seq:
             raise ProtocolError(f"RAN of command {ran.seq}, not {self.seq}")
         if command is not None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import io
 import random
+import socket
 from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any, TypeVar, overload
 from urllib.parse import urlencode
@@ -27,8 +28,11 @@ Query = dict[str, str] | list[tuple[str, str]] | None
 
 CONNECT_TIMEOUT_S = 10.0
 RECONNECT_FOR_S = 60.0  # how long a repeatable request looks for a node that went away
+HELD_S = 15.0  # a request that was lost after more than this had reached the node
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
+# Idle for 20 s, then asked every 10 s, lost after four questions without an answer.
+KEEP_ALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4))
 READ_BYTES = 1 << 20  # of an answer are held, at most twice that
 WHOLE_BYTES_MAX = 256 * 1024
 
@@ -96,7 +100,9 @@ class Transport:
             if self.socket_path is not None:
                 connector = aiohttp.UnixConnector(path=self.socket_path, limit=0)
             else:
-                connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=30)
+                connector = aiohttp.TCPConnector(
+                    limit=0, ttl_dns_cache=30, socket_factory=_kept_alive
+                )
             session = aiohttp.ClientSession(
                 connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
@@ -167,7 +173,7 @@ class Transport:
         The body is a value, or else `content` as it is.
 
         With `repeatable` a lost connection, or the answer of a node that is ending, is followed by
-        the same request again, for a minute.
+        the same request again, for a minute from the loss.
         """
         data = content if body is None else _encode(body)
         raw = await self._exchange(method, path, data, params, repeatable=repeatable)
@@ -193,6 +199,7 @@ class Transport:
         give_up = loop.time() + RECONNECT_FOR_S
         pause = RETRY_FIRST_S
         while True:
+            began = loop.time()
             try:
                 async with self.session().request(
                     method,
@@ -207,9 +214,11 @@ class Transport:
             except Unavailable as error:
                 # Said by a node that ends, or has restarted: nothing was done, or it is on record.
                 again = repeatable and "retry_after_s" in error.fields
+                give_up = _patience(give_up, began, loop.time())
                 if not again or loop.time() + pause > give_up:
                     raise
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                give_up = _patience(give_up, began, loop.time())
                 if not repeatable or loop.time() + pause > give_up:
                     raise Unavailable(f"cannot reach the node at {self.where}: {error}") from error
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
@@ -283,6 +292,26 @@ class Transport:
             )
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"cannot open {path} at {self.where}: {error}") from error
+
+
+def _patience(give_up: float, began: float, now: float) -> float:
+    """Returns until when to look for the node: the minute counts from the loss of a long request."""
+    return now + RECONNECT_FOR_S if now - began > HELD_S else give_up
+
+
+def _kept_alive(address: tuple[Any, ...]) -> socket.socket:
+    """Returns a socket that notices within about a minute that the other host is gone.
+
+    A command may say nothing for hours; without probes (RFC 9293 section 3.8.4) its caller would
+    wait for ever for a host that lost power, or behind a NAT that has forgotten the connection.
+    """
+    family, kind, number, _, _ = address
+    sock = socket.socket(family, kind, number)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE:
+        if hasattr(socket, name):  # macOS has other names for some
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return sock
 
 
 def _body(data: bytes | None) -> bytes | io.BytesIO | None:

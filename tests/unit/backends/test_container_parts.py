@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from skerry.backends.api import Attended, CreateRequest
-from skerry.backends.container import build_backend, host, uppers
+from skerry.backends.container import build_backend, creation, host, uppers
 from skerry.backends.container.cores import Cores
 from skerry.backends.container.creation import start_plan
 from skerry.backends.container.environment import environment
@@ -228,3 +228,33 @@ def test_processes_are_told_apart():
     assert process_start(1) is not None
     assert process_start(2**22 + 1) is None
     assert len(boot_id()) == 36
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LauncherFailed("SLOT_MAKE", plan.Failure(error_step="slot", errno=errno.EEXIST)),
+        LauncherFailed("SLOT_MAKE", plan.Failure(error_step="deadline", errno=errno.ETIMEDOUT)),
+        Unavailable("the launcher was lost during SLOT_MAKE"),
+    ],
+)
+async def test_slot_that_cannot_be_made_is_replaced_by_another(monkeypatch, error):
+    """Nothing of the sandbox was begun: its create goes on in a slot of another number."""
+    parts = Parts(Places("/s", "/r", "n"), LAYOUT, LOG)
+    failures = [error]
+
+    async def ask(asked):
+        if isinstance(asked, plan.SlotMake) and failures:
+            raise failures.pop()
+        return plan.Reply(1, None)
+
+    async def start(_parts, _request, slot):
+        return slot
+
+    parts.slots._ask = ask
+    monkeypatch.setattr(creation, "_start", start)
+    slot = await creation._in_some_slot(parts, request())
+    assert (slot.number, parts.slots.stuck) == (1, (0,))
+    failures.extend([error] * creation.SLOT_TRIES)
+    with pytest.raises(type(error)):
+        await creation._in_some_slot(parts, request())

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from skerry.errors import SandboxFailed, StorageFailed, Unavailable
+from skerry.errors import Bug, SandboxFailed, StorageFailed, Unavailable
 from skerry.node.config import Limits
 from skerry.node.main import _end_parts
 from skerry.node.recovery import recover
@@ -160,3 +160,22 @@ async def test_command_that_ends_after_its_sandbox_was_forgotten_is_answered(sta
         assert node.ledger._journal.subjects() == []
         await instance.destroy()
         node.admission.release(sandbox.id)
+
+
+async def test_fault_of_the_node_under_a_command_is_an_answer_to_everyone(
+    stand, monkeypatch
+) -> None:
+    """Whoever repeats the command gets the recorded error, and does not wait for ever."""
+    async with stand.alive() as node:
+        sandbox = await node.lives.create(SandboxSpec())
+
+        async def broken(*_: object) -> None:
+            raise RuntimeError("a fault")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.execution, "_with_shell", broken)
+            with pytest.raises(Bug, match="a fault"):
+                await node.operations.run(sandbox, "ab" * 16, CommandSpec(argv=("true",)))
+        async with asyncio.timeout(10):
+            assert (await node.operations.run(sandbox, "ab" * 16, CommandSpec(argv=("true",)))).ok
+        node.check_invariants()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from unittest.mock import patch
 
 import pytest
 
-from skerry.errors import PlatformError, SkerryError, StorageFailed
+from skerry.errors import Overloaded, PlatformError, SkerryError, StorageFailed
+from skerry.guest.client import GuestClient
 from skerry.node import ledger
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import SandboxSpec, State
@@ -14,7 +17,14 @@ from skerry.spec.session import SessionSpec
 from skerry.wire.control import SandboxChange
 
 TRUE = CommandSpec(argv=("true",))
-KINDS = [kind for kind in ledger._KINDS.values() if kind not in ("void", "handles")]
+KINDS = list(ledger._KINDS.values())
+
+
+async def refused_by_the_agent(node, sandbox) -> None:
+    """A command that is on record and then never leaves: its record is made void."""
+    busy = Overloaded("it does not read", limit="channel", retry_after_s=0.1)
+    with patch.object(GuestClient, "start", side_effect=busy), suppress(Overloaded):
+        await node.operations.run(sandbox, None, TRUE)
 
 
 async def do_everything(node) -> list[SkerryError]:
@@ -32,6 +42,8 @@ async def do_everything(node) -> list[SkerryError]:
     if sandbox is None:
         return refused
     await attempt(node.operations.run(sandbox, None, TRUE))
+    await attempt(refused_by_the_agent(node, sandbox))
+    sandbox.handle_next = sandbox.handle_top  # the next one needs another block of them
     await attempt(node.control.pause(sandbox))
     await attempt(node.control.resume(sandbox))
     await attempt(node.control.change(sandbox, SandboxChange(ttl_s=1000)))

@@ -261,3 +261,23 @@ async def test_a_lost_connection_repeats_nothing(stand) -> None:
         await client.close()
         assert out(await running_) == b"a\nb\n"
         assert out(await api.call("POST", f"{root}/run", line("echo c"))) == b"c\n"
+
+
+async def test_a_session_that_ended_unheard_refuses_its_next_command(stand) -> None:
+    """Its end was told to nobody: the next command gets a typed error and is not waited for."""
+    async with stand.serving() as (node, api):
+        sid, root = await made(api)
+        sandbox = node.sandboxes.get(sid)
+        agent = sandbox.instance.agent
+        await (await sandbox.link.ready()).close()
+        (operation,) = agent.operations.values()
+        operation.shell.close()
+        for _ in range(1000):
+            if operation.done is not None:
+                break
+            await asyncio.sleep(0.002)
+        async with asyncio.timeout(10):
+            refused = await api.call("POST", f"{root}/run?op={OP}", line("true"), status=404)
+        assert refused["code"] == "not_found"
+        assert await api.call("GET", f"{root}/sessions") == []
+        node.check_invariants()

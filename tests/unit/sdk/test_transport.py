@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from urllib.parse import parse_qsl
 
 import aiohttp
 import pytest
 
-from skerry.sdk.transport import Transport
+from skerry.sdk.transport import (
+    CONNECT_TIMEOUT_S,
+    RECONNECT_FOR_S,
+    Transport,
+    _kept_alive,
+    _patience,
+)
 
 
 @pytest.mark.parametrize("name", ["/root/\udcff.txt", "/a b&c=d+e%41#?", "/ä"])
@@ -43,3 +50,21 @@ def test_a_loops_connections_end_with_it() -> None:
     assert first is not second
     assert first.closed
     assert second.closed
+
+
+def test_minute_of_patience_counts_from_the_loss_of_a_long_request() -> None:
+    """A node that restarts under a command of hours costs its caller time, not the result."""
+    began, give_up = 100.0, 100.0 + RECONNECT_FOR_S
+    assert _patience(give_up, began, began + 7200) == began + 7200 + RECONNECT_FOR_S
+    # What was refused, or not even connected, is no loss: such a node is given up.
+    assert _patience(give_up, began, began + CONNECT_TIMEOUT_S + 1) == give_up
+
+
+async def test_connection_to_another_host_is_probed_while_a_command_says_nothing() -> None:
+    transport = Transport("http://node")
+    assert transport.session().connector._socket_factory is _kept_alive  # type: ignore[union-attr]
+    await transport.close()
+    address = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))
+    with _kept_alive(address) as sock:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 20

@@ -14,7 +14,7 @@ from skerry.backends.container.remains import process_start
 from skerry.backends.container.slots import Slot
 from skerry.backends.shared.cgroup import Limits
 from skerry.backends.shared.launcher import LauncherFailed
-from skerry.errors import Bug, InvalidRequest
+from skerry.errors import Bug, InvalidRequest, Unavailable
 from skerry.spec.sandbox import CpuClass
 from skerry.wire import plan
 
@@ -84,9 +84,15 @@ async def _in_some_slot(parts: Parts, request: CreateRequest) -> ContainerInstan
     """Starts it; a slot that went with an earlier launcher meanwhile is replaced by another."""
     for tries in range(SLOT_TRIES):
         await parts.ready()
-        slot = await parts.slots.acquire(
-            request.memory_bytes, best_effort=request.cpu_class is CpuClass.BEST_EFFORT
-        )
+        try:
+            slot = await parts.slots.acquire(
+                request.memory_bytes, best_effort=request.cpu_class is CpuClass.BEST_EFFORT
+            )
+        except (LauncherFailed, Unavailable):
+            # Nothing of the sandbox was begun, and the number is put aside: another one serves.
+            if tries == SLOT_TRIES - 1:
+                raise
+            continue
         try:
             return await _start(parts, request, slot)
         except BaseException as error:

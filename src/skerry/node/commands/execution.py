@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from skerry.errors import (
+    Bug,
     Conflict,
     InvalidRequest,
     NotFound,
@@ -86,6 +87,10 @@ class Execution:
             answer = self._result(sandbox, op, outcome)
         except SkerryError as error:
             answer, running = error, None
+        except Exception as error:
+            # Whoever repeats it would wait for ever for an answer that nobody gives.
+            log.exception("the command %s", op.id)
+            answer, running = Bug(f"{type(error).__name__}: {error}", op_id=op.id), None
         return self.finish(sandbox, op, answer, running)
 
     async def _with_shell(

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from skerry.errors import Overloaded
+from skerry.errors import NotFound, Overloaded
 from skerry.guest.client import GuestClient
 from skerry.guest.session import RunningSession
 from skerry.node.commands.operation import Op
@@ -121,7 +121,7 @@ class Session:
         """Returns the shell over this connection, once it answers.
 
         `op` is the command that may be running in it. Raises NotFound if the agent has no such
-        session, and the channel's error if that is lost.
+        session or it has ended, and the channel's error if that is lost.
         """
         if self.shell_inside is None or self.client is not client:
             pending = None if op is None or not op.sent else (op.seq, op.sink)
@@ -130,8 +130,10 @@ class Session:
         started = self.shell_inside.started
         if not started.done():
             await asyncio.wait((started,))
-        if started.cancelled():
-            await self.shell_inside.wait()
+        if started.cancelled() or self.shell_inside.ended:
+            await self.shell_inside.wait()  # raises why, unless it ended well
+            self.shell_inside.acknowledge_end()
+            raise NotFound(f"the session {self.id} has ended")
         started.result()
         return self.shell_inside
 

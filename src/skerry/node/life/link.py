@@ -94,6 +94,7 @@ class Link:
             with contextlib.suppress(SkerryError):  # then the connection is lost, and made again
                 client.say_held(held=self._held)
         client.lost.add_done_callback(self._lost)
+        self._wake()
         return client
 
     async def ready(self) -> GuestClient:
@@ -242,6 +243,10 @@ class Link:
                     return
                 if await self._try(began):
                     return
+        except Exception as error:
+            # Nobody else connects again: whoever waits would wait for ever.
+            log.exception("a connection cannot be made again")
+            self._died(f"its agent cannot be reached: {error}")
         finally:
             death.cancel()
             with contextlib.suppress(asyncio.CancelledError, SkerryError):
@@ -265,7 +270,6 @@ class Link:
                 return False
             self._died(f"its agent cannot be reached: {error.message}")
             return True
-        self._wake()
         return True
 
     def _died(self, reason: str) -> None:
