@@ -90,7 +90,9 @@ class Channel(asyncio.Protocol):
 
     async def writable(self) -> None:
         """Returns when content may be sent; raises the channel's error if it has ended."""
-        await self._may_write.wait()
+        # All who wait are woken at once; what the first ones send may be enough already.
+        while not self._may_write.is_set():
+            await self._may_write.wait()
         if self.lost.done():
             raise same_error(self.lost.result())
 

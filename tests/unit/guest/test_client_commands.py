@@ -267,3 +267,15 @@ async def test_agent_of_before_is_asked_for_nothing_that_it_does_not_know(connec
     client.say_held(held=True)
     client.start(operation(), ListSink())
     await agent.expect(guest.Start)
+
+
+async def test_many_writers_that_wait_send_no_more_than_the_channel_takes(connect):
+    client, agent = await connect()
+    running = [client.start(operation(handle, stdin=True), ListSink()) for handle in range(1, 101)]
+    writers = asyncio.gather(*(one.write_stdin(bytes(WINDOW)) for one in running))
+    came = 0
+    while came < 100 * WINDOW:
+        _, message = await agent.next()
+        came += len(message.data) if isinstance(message, guest.Data) else 0
+        assert not client.lost.done()
+    await writers
