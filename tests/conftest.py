@@ -39,12 +39,8 @@ def layer_store():
 @pytest.fixture(scope="session")
 def live_node(layer_store):
     """One node for the whole run; tests that use it destroy what they make. The census is its last."""
-    node = LiveNode(layer_store).start()
-    try:
+    with LiveNode(layer_store).running() as node:
         yield node
-    finally:
-        left = node.stop()
-    assert not left
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ Its state lies on a disk and its run directory under /run; the layers can be sha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -65,6 +67,16 @@ class LiveNode:
                 if words[0].endswith(b"skerry-spawn") and f"{self.run}/container".encode() in words:
                     return int(name)
         return 0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[LiveNode]:
+        """Runs it for a block, and asserts that it leaves nothing behind."""
+        self.start()
+        try:
+            yield self
+        finally:
+            left = self.stop()
+        assert not left
 
     def start(self) -> LiveNode:
         """Starts it, again too; returns when it answers."""

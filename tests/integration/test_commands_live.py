@@ -21,12 +21,8 @@ pytestmark = pytest.mark.root
 @pytest.fixture
 def node(layer_store):
     """A node of its own; the census after its end is part of the test."""
-    made = LiveNode(layer_store, options="lease_s = 5").start()
-    try:
+    with LiveNode(layer_store, options="lease_s = 5").running() as made:
         yield made
-    finally:
-        left = made.stop()
-    assert not left
 
 
 @pytest.fixture

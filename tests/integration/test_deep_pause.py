@@ -64,12 +64,8 @@ READY = "until grep -q . /tmp/ready; do sleep 0.05; done; cat /tmp/ready"
 def swap_node(layer_store):
     if not offered():
         pytest.skip("this kernel has no zram")
-    node = LiveNode(layer_store, options='zram = "256MiB"').start()
-    try:
+    with LiveNode(layer_store, options='zram = "256MiB"').running() as node:
         yield node
-    finally:
-        left = node.stop()
-    assert not left
 
 
 async def begin(sandbox, program, *words) -> str:

@@ -29,12 +29,8 @@ COUNT = 100_000
 @pytest.fixture
 def node(layer_store):
     """A node of its own; the census after its end is part of the test."""
-    made = LiveNode(layer_store, options="lease_s = 5").start()
-    try:
+    with LiveNode(layer_store, options="lease_s = 5").running() as made:
         yield made
-    finally:
-        left = made.stop()
-    assert not left
 
 
 def kill_launcher(node):

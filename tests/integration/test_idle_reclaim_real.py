@@ -43,12 +43,8 @@ READY = "until grep -q . /tmp/ready; do sleep 0.05; done"
 def short_node(layer_store):
     if not offered():
         pytest.skip("this kernel has no zram")
-    node = LiveNode(layer_store, options=OPTIONS).start()
-    try:
+    with LiveNode(layer_store, options=OPTIONS).running() as node:
         yield node
-    finally:
-        left = node.stop()
-    assert not left
 
 
 async def hold(sandbox, kind):

@@ -36,12 +36,8 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def node(layer_store, site):
-    node = LiveNode(layer_store, options=options()).start()
-    try:
+    with LiveNode(layer_store, options=options()).running() as node:
         yield node
-    finally:
-        left = node.stop()
-    assert not left
 
 
 @pytest.fixture

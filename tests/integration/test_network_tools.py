@@ -55,12 +55,10 @@ def needs(word: str) -> None:
 def node(layer_store):
     words = ("pypi", "npm", "debian")
     private = [host for word in words for host in reachable(word)[0]]
-    node = LiveNode(layer_store, options=f"[network]\nprivate = {json.dumps(private)}\n").start()
-    try:
+    with LiveNode(
+        layer_store, options=f"[network]\nprivate = {json.dumps(private)}\n"
+    ).running() as node:
         yield node
-    finally:
-        left = node.stop()
-    assert not left
 
 
 @pytest.fixture

@@ -35,12 +35,8 @@ def timer_runs(pid: int) -> bool:
 
 @pytest.fixture
 def node(layer_store):
-    made = LiveNode(layer_store, options="orphan_after_s = 2").start()
-    try:
+    with LiveNode(layer_store, options="orphan_after_s = 2").running() as made:
         yield made
-    finally:
-        left = made.stop()
-    assert not left
 
 
 async def test_undetached_sandboxes_and_the_launcher_end_without_a_node(node):

@@ -47,12 +47,8 @@ def resident_bytes(pid: int) -> int:
 @pytest.fixture(scope="module")
 def full_node(layer_store):
     """A node on which forty sandboxes fit."""
-    node = LiveNode(layer_store, options="[limits]\nsandboxes_max = 40").start()
-    try:
+    with LiveNode(layer_store, options="[limits]\nsandboxes_max = 40").running() as node:
         yield node
-    finally:
-        left = node.stop()
-    assert not left
 
 
 async def test_two_hundred_clients_at_once_each_have_their_life(full_node) -> None:

@@ -129,12 +129,8 @@ async def test_requests_that_make_no_sense_are_refused(sandbox):
 
 @pytest.fixture
 def own_node(layer_store):
-    node = LiveNode(layer_store).start()
-    try:
+    with LiveNode(layer_store).running() as node:
         yield node
-    finally:
-        left = node.stop()
-    assert not left
 
 
 async def running_in(session, op):

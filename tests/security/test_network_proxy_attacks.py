@@ -93,13 +93,9 @@ private = ["api.test", "*.private.test"]
 "good.test" = ["127.0.0.1"]
 "api.test" = ["127.0.0.1"]
 """
-    node = LiveNode(layer_store, options=options).start()
-    node.api = api
-    try:
+    with LiveNode(layer_store, options=options).running() as node:
+        node.api = api
         yield node
-    finally:
-        left = node.stop()
-    assert not left
 
 
 @pytest.fixture
