@@ -27,6 +27,10 @@ CONNECTS_MAX: Final = 256  # of them, those that the host asked for
 _GRANT_STEP: Final = WINDOW // 4
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Connection:
     """One forwarded connection. Invariant: granted <= read <= received <= granted + WINDOW."""
 
@@ -43,6 +47,7 @@ class Connection:
         "_received",
         "_waiter",
         "number",
+        "on_break",
         "port",
     )
 
@@ -68,6 +73,7 @@ class Connection:
         self._ended = False  # the client inside sends no more
         self._error: SkerryError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.on_break: Callable[[], None] = _nothing  # called when it ends by an error
 
     async def read(self) -> bytes:
         """Returns the next bytes, b"" at the end; for one reader at a time.
@@ -138,6 +144,7 @@ class Connection:
         self._inlet.lose(error)
         self._pieces.clear()
         self._wake()
+        self.on_break()
 
     def _settle(self) -> None:
         if self._ended and self._inlet.finished:
@@ -149,6 +156,7 @@ class Connection:
         self._pieces.clear()
         self._on_end(self.number)
         self._wake()
+        self.on_break()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

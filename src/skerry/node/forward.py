@@ -9,6 +9,7 @@ from errno import ETIMEDOUT
 
 from skerry.errors import InvalidRequest, PortRefused, SkerryError
 from skerry.guest.forward import Connection
+from skerry.network.pieces import Pieces, Room
 from skerry.node.clock import Clock
 from skerry.node.life.lives import Lives
 from skerry.node.life.sandbox import Sandbox
@@ -20,26 +21,45 @@ RESET_S = 1.0  # for telling a slow client that a connection is gone
 Send = Callable[[ForwardFrame], Awaitable[None]]
 
 
+class Served:
+    """One connection of a forward; `ended` when the client sends no more for it."""
+
+    def __init__(self, connection: Connection, *, limited: bool) -> None:
+        self.connection = connection
+        self.pieces = Pieces()
+        self.room = Room(limited=limited)
+        self.ended = asyncio.Event()
+        connection.on_break = self.room.open
+
+    def reset(self) -> None:
+        """Aborts it; its `serve` ends by that."""
+        self.connection.reset()
+        self.pieces.end()
+        self.ended.set()
+
+
 class Forward:
     """One listening port and its connections; `over` is done when the sandbox is."""
 
-    def __init__(self, send: Send, over: asyncio.Future[SkerryError]) -> None:
+    def __init__(self, send: Send, over: asyncio.Future[SkerryError], *, counts: bool) -> None:
         self.over = over
         self._send = send
-        self._connections: dict[int, Connection] = {}
-        self._ended: dict[int, asyncio.Event] = {}
+        self._counts = counts
+        self._served: dict[int, Served] = {}
 
     async def serve(self, connection: Connection) -> None:
-        """Carries one connection outward until both halves have ended."""
+        """Carries one connection both ways until both halves have ended."""
         number = connection.number
-        self._connections[number] = connection
-        ended = self._ended[number] = asyncio.Event()
+        served = self._served[number] = Served(connection, limited=self._counts)
+        inward = asyncio.create_task(self._inward(served))
         try:
             await self._send(ForwardFrame(number, opened=True))
             while data := await connection.read():
+                await served.room.wait()
                 await self._send(ForwardFrame(number, data=data))
+                served.room.sent(len(data))
             await self._send(ForwardFrame(number, eof=True))
-            await ended.wait()
+            await served.ended.wait()
         except SkerryError:
             await self._send(ForwardFrame(number, reset=True))
         except asyncio.CancelledError:  # the agent's channel is lost; the port is served again
@@ -48,27 +68,41 @@ class Forward:
                     await self._send(ForwardFrame(number, reset=True))
             raise
         finally:
-            del self._connections[number], self._ended[number]
+            del self._served[number]
+            inward.cancel()
+            await asyncio.wait((inward,))
+
+    async def _inward(self, served: Served) -> None:
+        connection = served.connection
+        try:
+            while data := await served.pieces.take():
+                await connection.write(data)
+                total = served.pieces.carried(len(data))
+                if total and self._counts:
+                    await self._send(ForwardFrame(connection.number, taken=total))
+            await connection.write_eof()
+        except SkerryError:
+            pass  # `serve` has it too, and tells it
+        served.ended.set()
 
     async def take(self, frame: ForwardFrame) -> None:
-        """Carries one frame of the client inward; one for a connection that is gone is dropped."""
-        connection = self._connections.get(frame.conn)
-        if connection is None:
+        """Takes one frame of the client; one for a connection that is gone is dropped."""
+        served = self._served.get(frame.conn)
+        if served is None:
             return
         if frame.reset:
-            connection.reset()
-            self._ended[frame.conn].set()
+            served.reset()
             return
-        try:
-            if frame.data:
-                await connection.write(frame.data)
-            if frame.eof:
-                await connection.write_eof()
-                self._ended[frame.conn].set()
-        except SkerryError:
-            ended = self._ended.get(frame.conn)
-            if ended is not None:
-                ended.set()
+        served.room.taken(frame.taken)
+        if frame.data:
+            await served.pieces.put(frame.data)
+        if frame.eof:
+            served.pieces.end()
+
+    def close(self) -> None:
+        """The client is gone: nobody carries its connections any further."""
+        for served in tuple(self._served.values()):
+            served.reset()
 
 
 class Forwarder:
@@ -79,14 +113,22 @@ class Forwarder:
         self._clock = clock
 
     @asynccontextmanager
-    async def open(self, sandbox: Sandbox, port: int, send: Send) -> AsyncIterator[Forward]:
-        """Listens inside while the block lasts, over lost channels too; Conflict if it is taken."""
+    async def open(
+        self, sandbox: Sandbox, port: int, send: Send, *, counts: bool = False
+    ) -> AsyncIterator[Forward]:
+        """Listens inside while the block lasts, over lost channels too; Conflict if it is taken.
+
+        Connections that are open at its end are reset. `counts` is as in ForwardOpen.
+        """
         _check(port)
         link = await self._lives.ensure_running(sandbox)
-        forward = Forward(send, link.over)
+        forward = Forward(send, link.over, counts=counts)
         with sandbox.active_while(self._clock):
-            async with link.listening(port, forward.serve):
-                yield forward
+            try:
+                async with link.listening(port, forward.serve):
+                    yield forward
+            finally:
+                forward.close()
 
     @asynccontextmanager
     async def connect(self, sandbox: Sandbox, port: int) -> AsyncIterator[Connection]:

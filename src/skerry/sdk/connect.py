@@ -117,7 +117,7 @@ async def forwarding(
             async with places:
                 await _carry(transport, root, port, reader, writer)
         except* (SkerryError, OSError, asyncio.CancelledError):
-            _reset(writer)  # a cancel is the block's end, which asyncio would log as an error
+            reset(writer)  # a cancel is the block's end, which asyncio would log as an error
         finally:
             tasks.discard(task)
             writer.close()
@@ -136,8 +136,8 @@ async def forwarding(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
-    """Ends a local connection so that its client sees a reset, and not a short answer."""
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Ends a local connection so that its peer sees a reset: `abort` alone looks like an end."""
     with contextlib.suppress(OSError):
         now = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)

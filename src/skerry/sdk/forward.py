@@ -15,6 +15,8 @@ import aiohttp
 import msgspec
 
 from skerry.errors import Bug, Conflict, PlatformError, Unavailable
+from skerry.network.pieces import Pieces, Room
+from skerry.sdk.connect import reset
 from skerry.sdk.transport import Transport
 from skerry.wire.http import ForwardFrame, ForwardOpen, StreamEvent
 
@@ -22,7 +24,6 @@ OPEN_WITHIN_S = 30.0
 RECONNECT_FOR_S = 60.0  # how long a node that went away is looked for
 RETRY_S = 0.1
 CHUNK = 60_000
-PENDING_CHUNKS = 64  # of one connection, towards a target that reads slowly
 
 _decode = msgspec.msgpack.Decoder(ForwardFrame).decode
 _decode_event = msgspec.msgpack.Decoder(StreamEvent).decode
@@ -45,6 +46,15 @@ def _ready(message: aiohttp.WSMessage) -> None:
     _frame(message.data)
 
 
+class Way:
+    """One connection: what has come for its target, what may be sent for it, who carries it."""
+
+    def __init__(self) -> None:
+        self.pieces = Pieces()
+        self.room = Room()
+        self.task: asyncio.Task[None] | None = None
+
+
 class ReverseForward:
     """An open forward; use it as an async context manager."""
 
@@ -57,7 +67,7 @@ class ReverseForward:
         self._target = (host, target_port)
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._pump: asyncio.Task[None] | None = None
-        self._connections: dict[int, asyncio.Queue[ForwardFrame]] = {}
+        self._connections: dict[int, Way] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> ReverseForward:
@@ -85,20 +95,20 @@ class ReverseForward:
 
     async def _open(self) -> None:
         """Returns when the port is open inside; raises why it is not."""
-        socket = await self._transport.socket(self._path)
+        opened = await self._transport.socket(self._path)
         try:
-            await socket.send_bytes(_encode(ForwardOpen(self._port)))
+            await opened.send_bytes(_encode(ForwardOpen(self._port, counts=True)))
             async with asyncio.timeout(OPEN_WITHIN_S):
-                _ready(await socket.receive())
+                _ready(await opened.receive())
         except TimeoutError as error:
-            await socket.close()
+            await opened.close()
             raise Unavailable(
                 f"the node did not open port {self._port} within {OPEN_WITHIN_S:g} s"
             ) from error
         except BaseException:
-            await socket.close()
+            await opened.close()
             raise
-        self._socket = socket
+        self._socket = opened
 
     async def _run(self) -> None:
         """Serves, over restarts of the node too, until the sandbox has ended."""
@@ -135,47 +145,65 @@ class ReverseForward:
                 continue
             frame = _frame(message.data)
             if frame.opened:
-                inbox: asyncio.Queue[ForwardFrame] = asyncio.Queue(PENDING_CHUNKS)
-                self._connections[frame.conn] = inbox
-                task = asyncio.create_task(self._serve(frame.conn, inbox))
+                way = self._connections[frame.conn] = Way()
+                way.task = task = asyncio.create_task(self._serve(frame.conn, way))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             elif (found := self._connections.get(frame.conn)) is not None:
-                await found.put(frame)
+                await self._take(found, frame)
 
-    async def _serve(self, conn: int, inbox: asyncio.Queue[ForwardFrame]) -> None:
+    async def _take(self, way: Way, frame: ForwardFrame) -> None:
+        if frame.reset and way.task is not None:
+            way.task.cancel()
+            return
+        way.room.taken(frame.taken)
+        if frame.data:
+            await way.pieces.put(frame.data)
+        if frame.eof:
+            way.pieces.end()
+
+    async def _serve(self, conn: int, way: Way) -> None:
         try:
             reader, writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            await self._send(ForwardFrame(conn, reset=True))
-            self._connections.pop(conn, None)
-            return
-        inwards = asyncio.create_task(self._inwards(conn, reader))
-        try:
-            while True:
-                frame = await inbox.get()
-                if frame.reset:
-                    break
-                if frame.data:
-                    writer.write(frame.data)
-                    await writer.drain()
-                if frame.eof and writer.can_write_eof():
-                    writer.write_eof()
-                    await inwards
-                    break
+            await self._carry(conn, way, reader, writer)
         except OSError:
             await self._send(ForwardFrame(conn, reset=True))
         finally:
-            self._connections.pop(conn, None)
+            if self._connections.get(conn) is way:
+                del self._connections[conn]
+            way.pieces.end()
+
+    async def _carry(
+        self, conn: int, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Carries both ways to both ends. What breaks off is a reset for the target too."""
+        inwards = asyncio.create_task(self._inwards(conn, way, reader))
+        try:
+            while data := await way.pieces.take():
+                writer.write(data)
+                await writer.drain()
+                if total := way.pieces.carried(len(data)):
+                    await self._send(ForwardFrame(conn, taken=total))
+            if writer.can_write_eof():
+                writer.write_eof()
+            await inwards
+            await writer.drain()
+        except BaseException:
+            reset(writer)
+            raise
+        finally:
             inwards.cancel()
+            await asyncio.gather(inwards, return_exceptions=True)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _inwards(self, conn: int, reader: asyncio.StreamReader) -> None:
+    async def _inwards(self, conn: int, way: Way, reader: asyncio.StreamReader) -> None:
         try:
             while data := await reader.read(CHUNK):
+                await way.room.wait()
                 await self._send(ForwardFrame(conn, data=data))
+                way.room.sent(len(data))
         except OSError:
             await self._send(ForwardFrame(conn, reset=True))
             return

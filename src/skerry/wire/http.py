@@ -232,23 +232,30 @@ class ClientEvent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     cancel: bool | None = None
 
 
-class ForwardOpen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ForwardOpen(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Listen on this port inside (127.0.0.1 and ::1); 0 is refused.
 
-    The node answers with an empty ForwardFrame of connection 0 once the port is open.
+    The node answers with an empty ForwardFrame of connection 0 once the port is open. With `counts`
+    both sides tell what they have `taken` of each connection, and send 256 KiB beyond that at most:
+    then a slow connection holds up no other one.
     """
 
     port: int
+    counts: bool = False
 
 
 class ForwardFrame(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A piece of one forwarded connection; `opened` comes from the node first."""
+    """A piece of one forwarded connection; `opened` comes from the node first.
+
+    `taken` is how many bytes of it the sender of the frame has carried on, in all.
+    """
 
     conn: int
     opened: bool = False
     data: bytes = b""
     eof: bool = False
     reset: bool = False
+    taken: int = 0
 
 
 class DiffBody(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 import msgspec
@@ -247,6 +247,84 @@ async def test_port_is_free_again_after_the_reverse_forward(stand) -> None:
         with pytest.raises(Conflict, match="in use inside"):
             async with sandbox.reverse_forward(5432, "127.0.0.1", target):
                 pass
+
+
+async def test_connection_that_nobody_reads_holds_up_no_other(stand) -> None:
+    """Neither a client inside that does not read, nor a server here that does not."""
+    deaf = asyncio.Event()
+
+    async def serve(reader, writer) -> None:
+        if await reader.readexactly(1) == b"u":
+            writer.write((await reader.read(-1)).upper())
+        elif await reader.readexactly(1) == b"g":  # gives without end
+            with suppress(ConnectionError):
+                while True:
+                    writer.write(b"x" * 65_536)
+                    await writer.drain()
+        else:  # takes nothing
+            await deaf.wait()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with (
+            sandbox_with(stand) as (_, sandbox),
+            sandbox.reverse_forward(5432, "127.0.0.1", port),
+        ):
+            inside = ports(stand, sandbox.id)
+            unread = inside.connect(5432)
+            await unread.write(b"-g")
+            stuffed = inside.connect(5432)
+            stuffing = asyncio.create_task(stuffed.write(b"-t" + b"y" * (32 << 20)))
+            for _ in range(5):
+                answer = ask(stand, sandbox, 5432, b"u" + b"a" * 500_000)
+                assert await asyncio.wait_for(answer, 20) == b"A" * 500_000
+            assert not stuffing.done()
+            deaf.set()
+            stuffing.cancel()
+
+
+async def test_client_that_leaves_resets_what_is_open_inside(stand) -> None:
+    async with sandbox_with(stand) as (node, sandbox), upper_server() as target:
+        async with sandbox.reverse_forward(5432, "127.0.0.1", target):
+            stream = ports(stand, sandbox.id).connect(5432)
+            await stream.write(b"half a question")
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(stream.read(), 10)
+        while node.sandboxes.get(sandbox.id).busy:
+            await settle()
+
+
+@pytest.mark.parametrize("how", ["reset", "channel lost"])
+async def test_connection_that_breaks_off_does_not_look_whole_to_the_server(stand, how) -> None:
+    came: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    began = asyncio.Event()
+
+    async def serve(reader, writer) -> None:
+        try:
+            await reader.readexactly(4)
+            began.set()
+            await reader.read(-1)
+            came.set_result("whole")
+        except ConnectionResetError:
+            came.set_result("reset")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with (
+            sandbox_with(stand) as (_, sandbox),
+            sandbox.reverse_forward(5432, "127.0.0.1", port),
+        ):
+            inside = ports(stand, sandbox.id)
+            stream = inside.connect(5432)
+            await stream.write(b"half")
+            await asyncio.wait_for(began.wait(), 10)
+            if how == "reset":
+                stream.reset()
+            else:
+                inside.agent.connection.close()
+            assert await asyncio.wait_for(came, 10) == "reset"
 
 
 async def test_bad_reverse_port_is_refused(stand) -> None:

@@ -33,7 +33,8 @@ async def forward(node: Node, socket: Socket) -> None:
     first = await socket.receive(FORWARD_OPEN)
     if first is None:
         return
-    async with node.forwarder.open(sandbox, first.port, socket.send) as forwarded:
+    opening = node.forwarder.open(sandbox, first.port, socket.send, counts=first.counts)
+    async with opening as forwarded:
         await socket.send(ForwardFrame(0))
 
         async def read() -> None:
