@@ -27,18 +27,16 @@ from skerry.guest.forward import Connection, Forwards, Listener, OnConnection, l
 from skerry.guest.inlet import Inlet
 from skerry.guest.operation import RunningOperation
 from skerry.guest.session import RunningSession
+from skerry.guest.starting import start_frames
 from skerry.wire import guest, streams
 from skerry.wire.frames import (
-    HEADER_BYTES,
-    PAYLOAD_BYTES_MAX,
     Frame,
     GuestFrame,
     ProtocolError,
 )
-from skerry.wire.starts import encode_start, takes_long
+from skerry.wire.starts import takes_long
 
 PINGS_MAX: Final = 16
-FRAME_BYTES_MAX: Final = HEADER_BYTES + PAYLOAD_BYTES_MAX
 _DATA: Final = int(GuestFrame.DATA)
 R = TypeVar("R", bound=RunningOperation)
 _log = logging.getLogger("skerry.guest")
@@ -349,29 +347,7 @@ class GuestClient:
         if self._channel.congested:
             raise Overloaded("the guest agent is busy reading", limit="channel", retry_after_s=0.1)
         self._check_handle(operation.handle)
-        rows, cols = operation.terminal or (None, None)
-        message = guest.Start(
-            op_id=operation.op_id,
-            kind=operation.kind,
-            argv=operation.argv,
-            env=operation.env,
-            cwd=operation.cwd,
-            user=operation.user,
-            timeout_ms=operation.timeout_ms or None,
-            no_output_ms=operation.no_output_ms or None,
-            script=operation.script,
-            stdin=operation.stdin,
-            rows=rows,
-            cols=cols,
-        )
-        frames = encode_start(message, self.generation, operation.handle)
-        new = operation.no_output_ms or operation.script or len(frames) > FRAME_BYTES_MAX
-        new = new or operation.kind is Kind.SESSION
-        if new and not takes_long(self.agent_version):
-            raise InvalidRequest(
-                f"the sandbox was made by an earlier version (agent {self.agent_version}), which has "
-                "no sessions, no long commands and no no-output timeout"
-            )
+        frames = start_frames(operation, self.generation, self.agent_version)
         self._channel.send(frames)
 
     def _check_handle(self, handle: int) -> None:

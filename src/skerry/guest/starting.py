@@ -1,0 +1,41 @@
+"""START as an agent understands it: the frames of an operation, for one of this version."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from skerry.errors import InvalidRequest
+from skerry.guest.api import Kind, Operation
+from skerry.wire import guest
+from skerry.wire.frames import HEADER_BYTES, PAYLOAD_BYTES_MAX
+from skerry.wire.starts import encode_start, takes_long
+
+FRAME_BYTES_MAX: Final = HEADER_BYTES + PAYLOAD_BYTES_MAX
+
+
+def start_frames(operation: Operation, generation: int, agent_version: str) -> bytes:
+    """Returns what starts it; InvalidRequest if it is too long, or more than the agent knows."""
+    rows, cols = operation.terminal or (None, None)
+    message = guest.Start(
+        op_id=operation.op_id,
+        kind=operation.kind,
+        argv=operation.argv,
+        env=operation.env,
+        cwd=operation.cwd,
+        user=operation.user,
+        timeout_ms=operation.timeout_ms or None,
+        no_output_ms=operation.no_output_ms or None,
+        script=operation.script,
+        stdin=operation.stdin,
+        rows=rows,
+        cols=cols,
+    )
+    frames = encode_start(message, generation, operation.handle)
+    new = operation.no_output_ms or operation.script or len(frames) > FRAME_BYTES_MAX
+    new = new or operation.kind is Kind.SESSION
+    if new and not takes_long(agent_version):
+        raise InvalidRequest(
+            f"the sandbox was made by an earlier version (agent {agent_version}), which has "
+            "no sessions, no long commands and no no-output timeout"
+        )
+    return frames
