@@ -213,7 +213,9 @@ class Transport:
                     return raw
             except Unavailable as error:
                 # Said by a node that ends, or has restarted: nothing was done, or it is on record.
+                # One that is being drained does not change its mind soon: the caller must know.
                 again = repeatable and "retry_after_s" in error.fields
+                again = again and error.fields.get("reason") != "draining"
                 give_up = _patience(give_up, began, loop.time())
                 if not again or loop.time() + pause > give_up:
                     raise

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from skerry.errors import Unavailable
+from skerry.sdk.client import connect
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.wire.control import DrainBody
@@ -95,3 +96,28 @@ async def test_restart_ends_the_drain(stand) -> None:
         await again.lives.create(SandboxSpec())
         for sandbox in again.sandboxes:
             await again.lives.delete(sandbox)
+
+
+async def test_client_is_told_of_the_drain_at_once(stand, monkeypatch) -> None:
+    """It does not ask again for a minute, as it does while a node restarts."""
+
+    async def no_pause(_seconds) -> None:
+        raise AssertionError("it waits to ask again")
+
+    async with stand.serving() as (node, _):
+        node.drain.begin(DrainBody())
+        async with connect(f"unix://{node.config.socket_path}") as client:
+            monkeypatch.setattr("skerry.sdk.transport.asyncio", _Pauseless(no_pause))
+            with pytest.raises(Unavailable, match="drained") as caught:
+                await client.sandboxes.create()
+    assert caught.value.fields["reason"] == "draining"
+
+
+class _Pauseless:
+    """The module asyncio with another sleep, for one module only."""
+
+    def __init__(self, sleep) -> None:
+        self.sleep = sleep
+
+    def __getattr__(self, name: str):
+        return getattr(asyncio, name)
