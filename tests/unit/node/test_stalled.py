@@ -8,6 +8,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 from node_stand import Stand
 
@@ -210,3 +211,31 @@ def _raw(path: str) -> Any:
     from yarl import URL
 
     return URL(f"http://node{path}", encoded=True)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_batch_whose_reader_stands_still_can_be_undone_and_asked_for_again(
+    stand: Stand, whole: bool
+) -> None:
+    async with stand.serving() as (node, api):
+        spec = {"key": "k", "env": {f"V{number}": "x" * 1000 for number in range(30)}}
+        body = {"spec": spec, "count": 64, "all_or_nothing": whole}
+        data = msgspec.json.encode(body)
+        _, writer = await asyncio.open_unix_connection(node.config.socket_path, limit=1024)
+        head = (
+            f"POST /v1/sandboxes/batch?stream=1 HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}"
+        )
+        writer.write(f"{head}\r\n\r\n".encode() + data)
+        before = -1
+        for _ in range(20):  # until the reader holds it up
+            if len(node.sandboxes) == before > 0:
+                break
+            before = len(node.sandboxes)
+            await asyncio.sleep(0.3)
+        assert before < 64
+        async with asyncio.timeout(20):
+            await api.call("POST", "/v1/sandboxes/batch/delete", {"key": "k"})
+            assert len(node.sandboxes) == 0
+            again = await api.call("POST", "/v1/sandboxes/batch", body)
+        assert all(item.get("info") for item in again["items"])
+        writer.close()

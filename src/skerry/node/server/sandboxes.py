@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 from skerry.errors import InvalidRequest, SkerryError
+from skerry.guest.files import STALL_S
 from skerry.node.life.batch import Batch
 from skerry.node.node import Node
 from skerry.node.server.bodies import BATCH_CREATE, BATCH_DELETE, CHANGE, SANDBOX
@@ -16,6 +17,7 @@ from skerry.wire.batch import BatchEvent, BatchItem
 from skerry.wire.http import OWNER_HEADER, STREAM, ErrorBody
 
 WAIT_MAX_S = 600.0
+LAST_WORDS_S = 1.0  # for a client to take what is left to tell of a batch that was ended
 ROOM_WAIT_MAX_S = 60.0  # a client that would wait longer asks again
 _OWNER = OWNER_HEADER.encode()
 
@@ -51,14 +53,24 @@ async def create_batch(node: Node, exchange: Exchange) -> None:
 
 
 async def _stream_batch(node: Node, exchange: Exchange, batch: Batch) -> None:
-    """Tells of members as they come. An error before the first is answered with its status."""
+    """Tells of members as they come. An error before the first is answered with its status.
+
+    A client that takes nothing slows its batch, and counts as gone in the end; at once if the batch
+    was ended meanwhile: who ended it waits for that.
+    """
     writing = asyncio.Lock()
+    stuck = False
 
     async def write(event: BatchEvent) -> None:
+        nonlocal stuck
         async with writing:
+            if stuck:
+                return
             if not exchange.started:
                 await exchange.open_stream(STREAM)
-            await exchange.write(frame(event))
+            if not await _written(exchange, batch, frame(event)):
+                stuck = True
+                batch.leave()
 
     async def tell(index: int, item: BatchItem) -> None:
         await write(BatchEvent(index=index, item=item))
@@ -72,6 +84,24 @@ async def _stream_batch(node: Node, exchange: Exchange, batch: Batch) -> None:
     else:
         await write(BatchEvent(end=end))
     await exchange.close_stream()
+
+
+async def _written(exchange: Exchange, batch: Batch, data: bytes) -> bool:
+    """Sends a piece; returns whether the client took it."""
+    sending = asyncio.ensure_future(exchange.write(data))
+    stopped = asyncio.ensure_future(batch.until_stopped())
+    try:
+        either = {sending, stopped}
+        await asyncio.wait(either, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
+        if not sending.done():
+            await asyncio.wait({sending}, timeout=LAST_WORDS_S)
+        if sending.done():
+            await sending
+            return True
+        return False
+    finally:
+        sending.cancel()
+        stopped.cancel()
 
 
 async def delete_batch(node: Node, exchange: Exchange) -> None:
