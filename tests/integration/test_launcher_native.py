@@ -62,8 +62,8 @@ def launcher(make: Callable[..., Launcher]) -> Launcher:
 
 
 def settle(done: Callable[[], bool]) -> None:
-    """Waits until it is so; at most 10 s."""
-    until = time.monotonic() + 10
+    """Waits until it is so; a minute, for on a busy machine five thousand renames take a while."""
+    until = time.monotonic() + 60
     while not done():
         assert time.monotonic() < until
         time.sleep(0.01)
