@@ -20,12 +20,15 @@ from typing import Final
 FALLBACK: Final = "/bin/sh"
 DEFAULT: Final = "/bin/bash"
 
-# Names in it begin with __skerry_: n number, r result of the last script, p process, and the files:
+# Names in it begin with __skerry_: n number of the script that runs, m the
+# same for the answer at its exit, r result of the last script, p process, and the files:
 # s script, a answers, e stderr, g numbers, o stdout.
 #
 # - `>|` because of `set -C`; `IFS=` because scripts may set it; the redirections of `.` give a script
 #   fresh streams, so one that closes or redirects its own does so for itself alone.
 # - `&& :` sets $? for the script without an ERR trap or `set -e` taking notice.
+# - n is empty but while a script runs: a shell that leaves the loop for another reason (its pipes
+#   are gone) must end, or each fork of the EXIT trap would make the next one, for ever.
 # - bash undoes the block's redirections before it runs the EXIT trap, unless a function called
 #   `exit`; dash never does. Hence the two ways to go on.
 _DRIVER: Final = r"""
@@ -33,12 +36,14 @@ __skerry_find='for __skerry_n in 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25
 { [ -f "/proc/self/fd/$__skerry_n" ] || [ -p "/proc/self/fd/$__skerry_n" ]; } &&
 set -- "$@" "/proc/self/fd/$__skerry_n"
 done
+__skerry_n=
 __skerry_s=$1 __skerry_a=$2 __skerry_e=$3 __skerry_g=$4 __skerry_o=$5'
 __skerry_loop='while IFS= @ read -r __skerry_n <"$__skerry_g"; do
 __skerry_status "$__skerry_r" && :
 . "$__skerry_s" 0</dev/null 1>|"$__skerry_o" 2>|"$__skerry_e"
 __skerry_r=$?
 @ echo "$__skerry_n $__skerry_r $__skerry_p" >|"$__skerry_a"
+__skerry_n=
 done
 exit "$__skerry_r"'
 __skerry_start='{
@@ -49,13 +54,14 @@ eval "$__skerry_loop"
 } 8<&- 9>&- 2>/dev/null 0</dev/null 1>|/proc/self/fd/1'
 __skerry_exit='__skerry_r=$?
 [ -z "$__skerry_n" ] || ( trap "$__skerry_exit" EXIT; trap "exit 143" 62
+__skerry_m=$__skerry_n __skerry_n=
 @ read -r __skerry_p __skerry_x </proc/self/stat
 if [ -f "$__skerry_s" ] && [ -p "$__skerry_a" ]; then
 exec 0</dev/null 1>|"$__skerry_o" 2>/dev/null
-@ echo "$__skerry_n $__skerry_r $__skerry_p" >|"$__skerry_a"
+@ echo "$__skerry_m $__skerry_r $__skerry_p" >|"$__skerry_a"
 eval "$__skerry_loop"
 else
-@ echo "$__skerry_n $__skerry_r $__skerry_p" >&9
+@ echo "$__skerry_m $__skerry_r $__skerry_p" >&9
 eval "$__skerry_start"
 fi )'
 __skerry_find() { eval "$__skerry_find"; }
