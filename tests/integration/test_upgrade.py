@@ -96,6 +96,10 @@ async def test_running_and_paused_sandboxes_go_on_under_new_binaries(layer_store
                 assert node.launcher() == old
                 os.kill(old, signal.SIGKILL)
                 assert (await busy.run("echo again")).stdout == b"again\n"
+            # commands need no launcher, so nothing above waited for the next one
+            async with asyncio.timeout(30):
+                while node.launcher() in {0, old}:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.05)
             assert digest(node.launcher()).startswith(b"new")
             assert len(await client.sandboxes.list(state="running")) == 3
             await client.sandboxes.destroy_many([busy, still, fresh])

@@ -56,7 +56,13 @@ class _Session:
         try:
             yield
         finally:
-            await self.session.close()
+            await _close(self.session)
+
+
+async def _close(session: aiohttp.ClientSession) -> None:
+    """Closes a session and lets its transports go; they need a turn of the loop for that."""
+    await session.close()
+    await asyncio.sleep(0)
 
 
 class Transport:
@@ -130,7 +136,7 @@ class Transport:
         self._closed = True
         held = self._sessions.pop(asyncio.get_running_loop(), None)
         if held is not None:
-            await held.session.close()
+            await _close(held.session)
         self._sessions.clear()
 
     @overload
