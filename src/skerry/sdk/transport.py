@@ -245,11 +245,14 @@ class Transport:
         What `chunks` raises ends the transfer, and is raised here as it is.
         """
         failed: list[Exception] = []
+        whole = False
 
         async def body() -> AsyncGenerator[bytes, None]:
+            nonlocal whole
             try:
                 async for chunk in chunks:
                     yield chunk
+                whole = True
             except Exception as error:
                 failed.append(error)
                 raise
@@ -261,7 +264,12 @@ class Transport:
                 data=body(),
                 headers=self.headers("application/octet-stream"),
             ) as response:
+                connection = response.connection
+                carrier = connection.transport if connection is not None else None
                 raw = await response.read()
+                if not whole and carrier is not None:
+                    # Refused early: what is still to be sent would keep the connection open.
+                    carrier.abort()
                 if response.status >= 400:
                     raise error_of(raw, response.status, self.where)
                 return msgspec.msgpack.decode(raw, type=answer)
