@@ -56,13 +56,7 @@ class _Session:
         try:
             yield
         finally:
-            await _close(self.session)
-
-
-async def _close(session: aiohttp.ClientSession) -> None:
-    """Closes a session and lets its transports go; they need a turn of the loop for that."""
-    await session.close()
-    await asyncio.sleep(0)
+            await self.session.close()
 
 
 class Transport:
@@ -136,7 +130,7 @@ class Transport:
         self._closed = True
         held = self._sessions.pop(asyncio.get_running_loop(), None)
         if held is not None:
-            await _close(held.session)
+            await held.session.close()
         self._sessions.clear()
 
     @overload
