@@ -18,7 +18,6 @@ import os
 from typing import Final
 
 FALLBACK: Final = "/bin/sh"
-DEFAULT: Final = "/bin/bash"
 
 # Names in it begin with __skerry_: n number of the script that runs, m the
 # same for the answer at its exit, r result of the last script, p process, and the files:
