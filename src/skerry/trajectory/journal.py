@@ -18,11 +18,11 @@ from typing import Any, Final, Self
 import msgspec
 
 from skerry.errors import Bug, InvalidRequest, NotFound, StorageFailed
+from skerry.trajectory.living import next_living
 from skerry.trajectory.segment import (
     FORGOTTEN,
     HEADER_BYTES,
     NO_HASH,
-    RECORD_HEAD_BYTES,
     Fault,
     Found,
     Header,
@@ -31,7 +31,6 @@ from skerry.trajectory.segment import (
     body_hash,
     frame_body,
     make_segment,
-    parse_record,
     pread_record,
     refuse_newer,
     segment_path,
@@ -279,7 +278,7 @@ class Journal:
         try:
             stop = min(oldest.end, oldest.carried + CARRY_BYTES)
             while oldest.live and oldest.carried < stop:
-                found = self._next_living(oldest)
+                found = next_living(oldest, self._chains, self._segment_bytes)
                 if found is None:
                     break
                 self._move(oldest, found)
@@ -289,44 +288,6 @@ class Journal:
             return
         except Bug:
             self._carrying = False
-
-    def _next_living(self, segment: Segment) -> Found | None:
-        """Returns the first living record at or behind `carried`, which is moved up to it."""
-        at = segment.carried
-        while at < segment.end:
-            found = pread_record(segment.fd, at) if self._is_record(segment, at) else None
-            if found is None:
-                break
-            chain = self._chains.get(found.record.subject)
-            index = chain.index(found.record.seq) if chain is not None else -1
-            place = place_of(segment.number, at)
-            if chain is not None and index >= 0 and chain.places[index] == place:
-                segment.carried = at
-                return found
-            at = segment.carried = found.end
-        return self._next_living_behind(segment, at)
-
-    def _next_living_behind(self, segment: Segment, at: int) -> Found | None:
-        """As `_next_living`, where damaged bytes hide the next record: from the table."""
-        low = place_of(segment.number, at)
-        high = place_of(segment.number, OFFSET_MASK)
-        places = [
-            place
-            for chain in self._chains.values()
-            for place in chain.places
-            if low <= place < high
-        ]
-        if not places:
-            segment.carried = segment.end
-            return None
-        segment.carried = min(places) & OFFSET_MASK
-        return pread_record(segment.fd, segment.carried)
-
-    def _is_record(self, segment: Segment, at: int) -> bool:
-        size = int.from_bytes(os.pread(segment.fd, 4, at), "little") + RECORD_HEAD_BYTES
-        if size > self._segment_bytes:
-            return False
-        return parse_record(os.pread(segment.fd, size, at), 0) is not None
 
     def _move(self, oldest: Segment, found: Found) -> None:
         """Writes one living record again, and lets the table point there."""

@@ -11,9 +11,10 @@ from node_stand import settle
 
 from skerry.density.pressure import Marks, Pressure
 from skerry.errors import Overloaded, Unavailable
-from skerry.node.admission.doors import Admission, Wait
+from skerry.node.admission.doors import Admission
 from skerry.node.admission.holders import Holder
 from skerry.node.admission.shortage import Claim
+from skerry.node.admission.waits import Wait
 from skerry.node.config import Limits
 from skerry.node.gauges.readings import Descriptors, Host, Readings
 from skerry.node.timers import Timers

@@ -7,49 +7,27 @@ at once. Both queues are fair between flows (owner connections, or jobs of a tok
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from skerry.density.pressure import Pressure
-from skerry.errors import Bug, Overloaded, SkerryError, Unavailable
-from skerry.node.admission.fairness import FairQueue, Ticket
+from skerry.errors import Bug, Overloaded, Unavailable
+from skerry.node.admission.fairness import FairQueue
 from skerry.node.admission.holders import Holder, Holders
 from skerry.node.admission.rates import Rate
 from skerry.node.admission.shortage import LOOK_EVERY_S, Claim, Claims, Shortage, Shortages
+from skerry.node.admission.waits import Gone, Wait
 from skerry.node.clock import Clock
 from skerry.node.config import Limits
 from skerry.node.gauges.readings import Readings
 from skerry.node.timers import Timer, Timers
 
-Gone = Callable[[], Awaitable[None]]  # returns when the client that waits has gone
 RETRY_S = (1.0, 60.0)
 RETRY_UNKNOWN_S = 5.0  # when nothing has ended lately, nobody can tell
 JITTER = (0.8, 1.25)
 DRAINING_RETRY_S = 30.0
-
-
-class ClientLeft(Unavailable):
-    """Whoever asked does not wait any more; another who asked for the same may go on."""
-
-
-class Wait:
-    """One create in a queue. Done with None when its turn has come, or with why it never will."""
-
-    __slots__ = ("claim", "done", "ticket", "timer")
-
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.ticket: Ticket[Wait] | None = None
-        self.timer: Timer | None = None
-
-    def leave(self, error: SkerryError) -> None:
-        """It waits no longer; harmless once its turn has come."""
-        if not self.done.done():
-            self.done.set_exception(error)
 
 
 class Admission:
@@ -152,9 +130,9 @@ class Admission:
         With `gone`, Unavailable as soon as that returns: whoever asked does not wait any more.
         """
         try:
-            await _wait(wait, gone)
+            await wait.until_served(gone)
         except BaseException:
-            if _served(wait):
+            if wait.served:
                 self.release(wait.claim.sandbox)
             raise
         finally:
@@ -237,9 +215,9 @@ class Admission:
         if self.creating >= self.limits.creates_in_flight_max:
             wait = self._enqueue(self._places, claim, priority, bounded=bounded)
             try:
-                await _wait(wait, gone)
+                await wait.until_served(gone)
             except BaseException:
-                if _served(wait):
+                if wait.served:
                     self._leave()  # it was handed to us in the same moment
                 raise
             finally:
@@ -381,29 +359,6 @@ class Admission:
             raise Bug(f"{self.creating} creates are under way")
         if len(self._places) and self.creating < self.limits.creates_in_flight_max:
             raise Bug("someone waits for a place while one is free")
-
-
-def _served(wait: Wait) -> bool:
-    done = wait.done
-    return done.done() and not done.cancelled() and done.exception() is None
-
-
-async def _wait(wait: Wait, gone: Gone | None) -> None:
-    if gone is None:
-        await wait.done
-        return
-
-    async def watch() -> None:
-        await gone()
-        wait.leave(
-            ClientLeft("the client that asked went away while this waited", retry_after_s=0.1)
-        )
-
-    watcher = asyncio.create_task(watch())
-    try:
-        await wait.done
-    finally:
-        watcher.cancel()
 
 
 def _ending() -> Unavailable:

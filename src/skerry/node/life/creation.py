@@ -11,9 +11,9 @@ from skerry.backends.api import Backend, CreateRequest
 from skerry.errors import Conflict, InvalidRequest, SandboxFailed, SkerryError
 from skerry.lifecycle.table import Event
 from skerry.node import ledger
-from skerry.node.admission.doors import ClientLeft, Gone
 from skerry.node.admission.holders import JOB_LABEL, Holder
 from skerry.node.admission.shortage import Claim
+from skerry.node.admission.waits import ClientLeft, Gone
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
 from skerry.spec import limits

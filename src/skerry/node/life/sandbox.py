@@ -19,7 +19,7 @@ from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
 
 if TYPE_CHECKING:
     from skerry.network.gateway import Gateway
-    from skerry.node.admission.doors import Wait
+    from skerry.node.admission.waits import Wait
     from skerry.node.commands.operation import Op, Past
     from skerry.node.commands.session import Session
     from skerry.node.life.link import Link, Port
