@@ -25,6 +25,7 @@ async def own_client() -> AsyncIterator[Any]:
     the figures nor the census. Making the image is set-up and belongs to no clock.
     """
     import skerry.aio
+    from skerry.backends.shared import proc
 
     try:
         async with skerry.aio.connect(state_dir=STATE, run_dir=RUN) as client:
@@ -32,7 +33,7 @@ async def own_client() -> AsyncIterator[Any]:
             node = (await client.health()).pid
             yield client
         until = time.monotonic() + GONE_WITHIN_SECONDS
-        while os.path.exists(f"/proc/{node}") and time.monotonic() < until:  # noqa: ASYNC110
+        while proc.runs(node) and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     finally:
         shutil.rmtree(STATE, ignore_errors=True)

@@ -15,9 +15,11 @@ import subprocess
 import time
 from pathlib import Path
 
+from skerry.backends.shared import proc
 from skerry.wire import plan
 from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import Tag, encode_frame
+from waiting import soon
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "native/build"
@@ -72,22 +74,16 @@ def build_programs(at: Path) -> None:
     subprocess.run([tool, at / "small.erofs", at / "tree"], check=True, capture_output=True)
 
 
-def owned_by_slots(within_s: float = 5.0) -> list[str]:
-    """Returns the processes of slots' owners that are there after a while at the latest.
-
-    What outlives its parent is reaped by the host's first process, which takes its time.
-    """
-    until = time.monotonic() + within_s
-    while True:
-        found = []
-        for at in Path("/proc").glob("[0-9]*/status"):
-            with contextlib.suppress(OSError):
-                text = at.read_text()
-                if OWNER <= int(text.split("Uid:")[1].split()[0]) < OWNER + 99:
-                    found.append(text.split("PPid:")[0])
-        if not found or time.monotonic() > until:
-            return found
-        time.sleep(0.05)
+def owned_by_slots() -> list[str]:
+    """Returns the processes of slots' owners that run."""
+    found = []
+    for at in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            text = at.read_text()
+            owner = int(text.split("Uid:")[1].split()[0])
+            if OWNER <= owner < OWNER + 99 and proc.runs(int(at.parent.name)):
+                found.append(text.split("PPid:")[0])
+    return found
 
 
 class Launcher:
@@ -259,7 +255,7 @@ class Launcher:
         assert sorted(at.name for at in self.run.rglob("*")) == ["i", "ns"]
         for at in self.roots:
             assert [a for a in at.iterdir() if a.is_dir()] == []
-        assert owned_by_slots() == []
+        assert soon(lambda: not owned_by_slots())
 
     def clear(self) -> None:
         """After a failed test: takes away what this launcher may have left."""

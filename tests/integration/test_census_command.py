@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from live_node import LiveNode
+from skerry.backends.shared import proc
 from skerry.density import zram
+from waiting import ended
 
 pytestmark = pytest.mark.root
 
@@ -54,7 +56,7 @@ async def test_things_are_found_and_only_orphans_are_removed(layer_store):
         assert census("--node", names[lost])[0] == 0
         status, (said,) = census("--clean", "--node", names[lost])
         assert (status, said["cleaned"]) == (0, [])
-        assert os.path.exists(f"/proc/{launcher}")
+        assert proc.runs(launcher)
         # without its state nobody can ever take it over; the launcher dies too, so that agents stay
         os.kill(launcher, signal.SIGKILL)
         Path(lost.state, "name").unlink()
@@ -94,7 +96,7 @@ async def test_launcher_without_node_and_state_ends(layer_store, reachable):
             Path(node.run, "container/spawn.sock").unlink()
         status, (said,) = census("--clean", "--node", name)
         assert (status, said) == (0, {"cleaned": [name], "trouble": []})
-        assert not os.path.exists(f"/proc/{launcher}")
+        assert ended(launcher)
         assert census("--node", name) == (0, [])
     finally:
         left = node.stop()
@@ -169,8 +171,8 @@ async def test_node_in_the_place_of_a_lost_one_survives_a_clean(layer_store):
         sandbox, its = await made(lives), lives.launcher()
         status, (said,) = census("--clean", "--node", name)
         assert (status, said) == (0, {"cleaned": [name], "trouble": []})
-        assert not os.path.exists(f"/proc/{launcher}")
-        assert os.path.exists(f"/proc/{its}")
+        assert ended(launcher)
+        assert proc.runs(its)
         await still_works(lives, sandbox)
         lives.kill()
         lives.start()  # what adoption needs is still there too

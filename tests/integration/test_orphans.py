@@ -5,23 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from live_node import LiveNode
+from skerry.backends.shared import proc
+from waiting import ended, soon
 
 pytestmark = pytest.mark.root
-
-
-def soon(holds, within_s: float = 20.0) -> bool:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def timer_runs(pid: int) -> bool:
@@ -46,7 +38,7 @@ async def test_undetached_sandboxes_and_the_launcher_end_without_a_node(node):
         await made[1].pause()
     launcher = node.launcher()
     node.kill()
-    assert soon(lambda: not os.path.exists(f"/proc/{launcher}"))
+    assert ended(launcher)
     # the launcher took all with it: the census of the fixture would find the rest
     node.start()
     async with node.client() as client:
@@ -66,7 +58,7 @@ async def test_detached_sandbox_stays_and_is_taken_over(node):
     launcher = node.launcher()
     node.kill()
     await asyncio.sleep(5)
-    assert os.path.exists(f"/proc/{launcher}")
+    assert proc.runs(launcher)
     node.start()
     async with node.client() as client:
         again = await client.sandboxes.get(stays.id)

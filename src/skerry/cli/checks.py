@@ -8,9 +8,9 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from skerry.backends.shared import proc
 from skerry.cli.density_checks import cpu_class_check, swap_check
 from skerry.cli.findings import Check
 from skerry.cli.network_checks import services_check
@@ -53,13 +53,6 @@ def host_checks(state_dir: str, run_dir: str) -> list[Check]:
     return [check() for check in checks]
 
 
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def root_check() -> Check:
     """Containers need root on the node; clients do not."""
     if os.geteuid() == 0:
@@ -73,7 +66,7 @@ def root_check() -> Check:
 def kernel_check() -> Check:
     """The file systems that environments are composed with."""
     release = os.uname().release
-    known = _text("/proc/filesystems").split()
+    known = proc.text("/proc/filesystems").split()
     absent = [name for name in ("erofs", "overlay") if name not in known]
     if absent:
         return Check(
@@ -90,7 +83,7 @@ def kernel_check() -> Check:
 
 def user_namespaces_check() -> Check:
     """Every sandbox has a user namespace."""
-    limit = _text("/proc/sys/user/max_user_namespaces")
+    limit = proc.text("/proc/sys/user/max_user_namespaces")
     if not limit.isdecimal():
         return Check(
             "user namespaces", "missing", "not in this kernel", "no sandbox can be isolated",
@@ -108,7 +101,7 @@ def cgroup_check() -> Check:
     """Limits, and the end of every descendant."""
     from skerry.backends.shared.cgroup import detect
 
-    layout = detect(_text("/proc/self/mountinfo"), os.path.exists, _text)
+    layout = detect(proc.text("/proc/self/mountinfo"), os.path.exists, proc.text)
     if layout.kind == "none":
         return Check(
             "control groups", "missing", layout.reason, "limits cannot be enforced",
@@ -188,7 +181,7 @@ def descriptors_check() -> Check:
 
 def pid_max_check() -> Check:
     """Processes of all sandboxes together."""
-    limit = _text("/proc/sys/kernel/pid_max")
+    limit = proc.text("/proc/sys/kernel/pid_max")
     if limit.isdecimal() and int(limit) < PID_MAX_WANTED:
         return Check(
             "process ids", "warning", f"at most {limit}",
@@ -200,7 +193,7 @@ def pid_max_check() -> Check:
 
 def suid_dumpable_check() -> Check:
     """Whether setuid programs dump core."""
-    value = _text("/proc/sys/fs/suid_dumpable")
+    value = proc.text("/proc/sys/fs/suid_dumpable")
     if value not in ("0", ""):
         return Check(
             "fs.suid_dumpable", "warning", value,
@@ -212,7 +205,7 @@ def suid_dumpable_check() -> Check:
 
 def core_pattern_check() -> Check:
     """Whether crashes start a program as host root."""
-    value = _text("/proc/sys/kernel/core_pattern")
+    value = proc.text("/proc/sys/kernel/core_pattern")
     if value.startswith("|"):
         return Check(
             "core_pattern", "warning", value[:60],
@@ -258,7 +251,7 @@ def run_check(run_dir: str) -> Check:
 
 def memory_check() -> Check:
     """Memory that sandboxes could have."""
-    for line in _text("/proc/meminfo").splitlines():
+    for line in proc.text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) << 10
             found = (

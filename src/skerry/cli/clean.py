@@ -19,7 +19,6 @@ from skerry.errors import SkerryError
 
 DIE_WITHIN_S = 10.0
 SHUT_DOWN_S = 2.0  # after its answer
-COLLECT_S = 10.0  # and its parent that long to collect it
 POLL_S = 0.05
 MNT_DETACH = 2
 
@@ -80,10 +79,7 @@ def _shut_down(process: Process) -> bool:
             # Its socket is gone, or it hangs: what it held is removed one by one.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        if not _soon(lambda: _ended(pidfd)):
-            return False
-        _soon(lambda: not os.path.exists(f"/proc/{process.pid}"), COLLECT_S)
-        return True
+        return _soon(lambda: _ended(pidfd))
     finally:
         os.close(pidfd)
 

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 
+from skerry.backends.shared import proc
 from skerry.cli.findings import Check
 from skerry.cli.words import size
 
@@ -16,7 +17,7 @@ def cpu_class_check() -> Check:
     """Whether best-effort sandboxes can be told to give way."""
     from skerry.backends.shared.cgroup import detect
 
-    layout = detect(_text("/proc/self/mountinfo"), os.path.exists, _text)
+    layout = detect(proc.text("/proc/self/mountinfo"), os.path.exists, proc.text)
     if not layout.cpu_idle:
         return Check(
             "cpu classes", "warning", "no cpu.idle: SCHED_IDLE and the least shares instead",
@@ -35,14 +36,6 @@ def core_scheduling() -> str:
     if ctypes.get_errno() == errno.ENODEV:
         return "core scheduling not needed: no SMT"
     return "no core scheduling in this kernel"
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def swap_check() -> Check:

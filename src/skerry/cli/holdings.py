@@ -11,8 +11,8 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from skerry.backends.shared import proc
 from skerry.density.zram import Kernel
 from skerry.node import registry
 from skerry.node.identity import held
@@ -37,18 +37,17 @@ class Process:
     """A process of ours, as /proc shows it."""
 
     pid: int
-    words: list[str]
+    words: tuple[str, ...]
     comm: str
     group_of: str  # the node in whose groups it is
 
     def option(self, name: str) -> str:
         """Returns the value of a long option; "" if it is not there."""
-        at = self.words.index(name) if name in self.words else -1
-        return self.words[at + 1] if 0 <= at < len(self.words) - 1 else ""
+        return proc.option(self.words, name)
 
     def still_there(self) -> bool:
         """Returns whether the number still means this process."""
-        return _words(self.pid) == self.words
+        return proc.words(self.pid) == self.words
 
 
 @dataclass
@@ -126,25 +125,25 @@ def _nodes(found: Holdings, processes: list[Process], directory: str, state_dir:
             run = os.path.dirname(process.option("--run"))
             if name and run:
                 found.run_dirs.setdefault(name, set()).add(run)
-            if name and _text(f"{os.path.dirname(process.option('--state'))}/name") == name:
+            if name and proc.text(f"{os.path.dirname(process.option('--state'))}/name") == name:
                 found.waiting.add(name)
-    if name := _text(f"{state_dir}/name"):
+    if name := proc.text(f"{state_dir}/name"):
         found.waiting.add(name)
 
 
 def _node_of_daemon(process: Process, directory: str, state_dir: str) -> str:
     """Returns its name. Its directories may stand in a file: the lock that it holds tells them."""
-    for fd in _names(f"/proc/{process.pid}/fd"):
-        target = _link(f"/proc/{process.pid}/fd/{fd}")
-        if target.endswith("/lock") and (name := _text(f"{os.path.dirname(target)}/name")):
+    for fd in proc.names(f"/proc/{process.pid}/fd"):
+        target = proc.link(f"/proc/{process.pid}/fd/{fd}")
+        if target.endswith("/lock") and (name := proc.text(f"{os.path.dirname(target)}/name")):
             return name
     state = process.option("--state") or state_dir
-    return _by_pid(directory, process.pid) or _text(f"{state}/name")
+    return _by_pid(directory, process.pid) or proc.text(f"{state}/name")
 
 
 def _swap() -> Iterator[Thing]:
     kernel = Kernel()
-    for name in _names("/sys/block"):
+    for name in proc.names("/sys/block"):
         if name.startswith("zram") and (match := LABEL.fullmatch(kernel.label(kernel.dev / name))):
             yield Thing("compressed swap", f"/dev/{name}", match[1])
 
@@ -164,22 +163,22 @@ def _of_process(process: Process) -> Iterator[Thing]:
     if _is(process, "skerry-spawn"):
         node = _node_of_launcher(process)
         yield Thing("launcher", _label(process), node)
-        nets = sum(_link(f"/proc/{process.pid}/fd/{fd}").startswith("net:")
-                   for fd in _names(f"/proc/{process.pid}/fd"))  # fmt: skip
+        nets = sum(proc.link(f"/proc/{process.pid}/fd/{fd}").startswith("net:")
+                   for fd in proc.names(f"/proc/{process.pid}/fd"))  # fmt: skip
         if nets:
             yield Thing("network namespaces", f"{nets} held by launcher {process.pid}", node)
-        for name in _names(f"/proc/{process.pid}/root/upper"):
+        for name in proc.names(f"/proc/{process.pid}/root/upper"):
             yield Thing("trash" if name.startswith(".") else "upper", name, node)
-        for name in _names(f"/proc/{process.pid}/root/layers"):
+        for name in proc.names(f"/proc/{process.pid}/root/layers"):
             yield Thing("layer mount", name, node)
     elif _is(process, "skerry-init"):
         yield Thing("agent", _label(process), process.group_of)
-        net = _link(f"/proc/{process.pid}/ns/net")
+        net = proc.link(f"/proc/{process.pid}/ns/net")
         yield Thing("network namespaces", f"{net} of agent {process.pid}", process.group_of)
     elif process.group_of:
         yield Thing("process in a sandbox", _label(process), process.group_of)
-    for fd in _names(f"/proc/{process.pid}/fd") if _is(process, *PROGRAMS) else ():
-        target = _link(f"/proc/{process.pid}/fd/{fd}")
+    for fd in proc.names(f"/proc/{process.pid}/fd") if _is(process, *PROGRAMS) else ():
+        target = proc.link(f"/proc/{process.pid}/fd/{fd}")
         if target.startswith("/memfd:"):
             yield Thing("memory file", f"{target} of process {process.pid}",
                         process.group_of or _node_of_launcher(process))  # fmt: skip
@@ -187,12 +186,12 @@ def _of_process(process: Process) -> Iterator[Thing]:
 
 def group_roots() -> Iterator[tuple[str, str]]:
     """Gives (path, node) of each node's directory in each hierarchy."""
-    for line in _text("/proc/self/mountinfo").splitlines():
+    for line in proc.text("/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         if after.split(" ")[0] not in ("cgroup", "cgroup2"):
             continue
         at = before.split(" ")[4]
-        for name in _names(at):
+        for name in proc.names(at):
             match = GROUP.fullmatch(f"/{name}")
             if match:
                 yield f"{at}/{name}", match[1]
@@ -200,13 +199,13 @@ def group_roots() -> Iterator[tuple[str, str]]:
 
 def _groups() -> Iterator[Thing]:
     for path, node in group_roots():
-        slots = sum(name.startswith("slot-") for name in _names(path))
+        slots = sum(name.startswith("slot-") for name in proc.names(path))
         yield Thing("control groups", f"{path} with {slots} slots", node)
 
 
 def pins() -> Iterator[tuple[str, str]]:
     """Gives (mount point, run directory) of each pinned mount namespace in the host's table."""
-    for line in _text("/proc/self/mountinfo").splitlines():
+    for line in proc.text("/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         at = before.split(" ")[4]
         if at.endswith("/container/ns/mnt") and after.startswith("nsfs"):
@@ -219,7 +218,7 @@ def _mounts(found: Holdings) -> Iterator[Thing]:
         yield Thing("pinned mount namespace", at, places.get(run, ""))
     for node, processes in found.launchers.items():
         for process in processes:
-            count = len(_text(f"/proc/{process.pid}/mountinfo").splitlines())
+            count = len(proc.text(f"/proc/{process.pid}/mountinfo").splitlines())
             yield Thing("mounts", f"{count} in the namespace of launcher {process.pid}", node)
 
 
@@ -229,8 +228,8 @@ def _loops(processes: list[Process]) -> Iterator[Thing]:
         for p in processes
         if _is(p, "skerry-spawn")
     }
-    for name in _names("/sys/block"):
-        backing = _text(f"/sys/block/{name}/loop/backing_file")
+    for name in proc.names("/sys/block"):
+        backing = proc.text(f"/sys/block/{name}/loop/backing_file")
         if backing.removesuffix(" (deleted)").endswith("/container/uppers.btrfs"):
             node = states.get(os.path.dirname(backing.removesuffix(" (deleted)")), "")
             yield Thing("loop device", f"/dev/{name} of {backing}", node)
@@ -238,7 +237,7 @@ def _loops(processes: list[Process]) -> Iterator[Thing]:
 
 def _sockets(found: Holdings) -> Iterator[Thing]:
     places = {f"{at}/": node for node, all_ in found.run_dirs.items() for at in all_}
-    for line in _text("/proc/net/unix").splitlines()[1:]:
+    for line in proc.text("/proc/net/unix").splitlines()[1:]:
         path = line.split(None, 7)[-1]
         for place, node in places.items():
             if path.startswith(place):
@@ -246,24 +245,20 @@ def _sockets(found: Holdings) -> Iterator[Thing]:
 
 
 def _processes() -> Iterator[Process]:
-    for name in _names("/proc"):
+    for name in proc.names("/proc"):
         if not name.isdecimal() or int(name) == os.getpid():
             continue
-        if _text(f"/proc/{name}/stat").rpartition(")")[2].split()[:1] in (["Z"], ["X"], []):
-            continue  # it has ended; collecting it is its parent's to do
-        words = _words(int(name))
-        comm = _text(f"/proc/{name}/comm")
-        match = GROUP.search(_text(f"/proc/{name}/cgroup").replace("\n", " \n"))
+        if not proc.runs(int(name)):
+            continue
+        words = proc.words(int(name))
+        comm = proc.text(f"/proc/{name}/comm")
+        match = GROUP.search(proc.text(f"/proc/{name}/cgroup").replace("\n", " \n"))
         process = Process(int(name), words, comm, match[1] if match else "")
         if process.group_of or _is_node(words) or _is(process, *PROGRAMS):
             yield process
 
 
-def _words(pid: int) -> list[str]:
-    return [word for word in _text(f"/proc/{pid}/cmdline").split("\0") if word]
-
-
-def _is_node(words: list[str]) -> bool:
+def _is_node(words: tuple[str, ...]) -> bool:
     if "node" not in words:
         return False
     before = words[: words.index("node")]
@@ -277,24 +272,3 @@ def _is(process: Process, *programs: str) -> bool:
 
 def _label(process: Process) -> str:
     return f"{process.pid} {' '.join(process.words)[:100] or process.comm}"
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _names(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

@@ -7,7 +7,8 @@ import ctypes
 import errno
 import gzip
 import os
-from pathlib import Path
+
+from skerry.backends.shared import proc
 
 
 class Machine:
@@ -19,10 +20,7 @@ class Machine:
 
     def text(self, path: str) -> str:
         """Returns a file's text without surrounding blanks; "" if it cannot be read."""
-        try:
-            return Path(path).read_text(errors="replace").strip()
-        except OSError:
-            return ""
+        return proc.text(path)
 
     def exists(self, path: str) -> bool:
         """Returns whether there is something."""
@@ -30,10 +28,7 @@ class Machine:
 
     def names(self, path: str) -> list[str]:
         """Returns what a directory holds, sorted; nothing if it cannot be read."""
-        try:
-            return sorted(os.listdir(path))
-        except OSError:
-            return []
+        return proc.names(path)
 
     def release(self) -> tuple[int, int]:
         """Returns the kernel's (major, minor) version."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from skerry.backends.shared import proc
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
 from skerry.cli.words import plural
@@ -139,7 +140,7 @@ async def stop_node(app: App, *, destroy: bool) -> None:
     left = 0 if destroy else health.sandboxes
     os.kill(health.pid, signal.SIGTERM)
     until = time.monotonic() + STOP_WITHIN_S
-    while os.path.exists(f"/proc/{health.pid}") and not _zombie(health.pid):
+    while proc.runs(health.pid):
         if time.monotonic() > until:
             raise Unavailable(
                 f"the node (pid {health.pid}) does not end",
@@ -154,18 +155,8 @@ async def stop_node(app: App, *, destroy: bool) -> None:
         app.note(f"{plural(left, 'sandbox')} of it live on; the next start takes them over")
 
 
-def _zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
-        return True
-
-
 def _embedded(pid: int) -> bool:
-    try:
-        return b"--embedded" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    return "--embedded" in proc.words(pid)
 
 
 def make_token(state_dir: str) -> str:

@@ -19,9 +19,10 @@ import os
 import re
 import time
 from collections import Counter
-from pathlib import Path
 
 import msgspec
+
+from skerry.backends.shared import proc
 
 SETTLE_S = 5.0
 _POLL_S = 0.05
@@ -63,11 +64,11 @@ def take(*, pids_of_interest: tuple[int, ...] = (), places: tuple[str, ...] = ()
     netns, memfds, mounts = set(), set(), set()
     seen: set[str] = set()
     for pid in sorted(mine):
-        namespace = _link(f"/proc/{pid}/ns/mnt")
+        namespace = proc.link(f"/proc/{pid}/ns/mnt")
         if namespace and namespace not in seen:
             seen.add(namespace)
             mounts |= _mounts(pid)
-        netns.add(_link(f"/proc/{pid}/ns/net"))
+        netns.add(proc.link(f"/proc/{pid}/ns/net"))
         memfds |= _memfds(pid)
     return Census(
         processes=processes,
@@ -149,23 +150,23 @@ class Watch:
 def descriptors(pid: int) -> dict[str, int]:
     """Counts the open descriptors of a process by kind: sockets, pipes, memfds, files by name."""
     counts: Counter[str] = Counter()
-    for name in _names(f"/proc/{pid}/fd"):
-        target = _link(f"/proc/{pid}/fd/{name}")
+    for name in proc.names(f"/proc/{pid}/fd"):
+        target = proc.link(f"/proc/{pid}/fd/{name}")
         counts[re.sub(r":?\[?[0-9]+\]?$", "", target) or "closed"] += 1
     return dict(counts)
 
 
 def _processes() -> dict[tuple[int, int], Process]:
     found = {}
-    for name in _names("/proc"):
+    for name in proc.names("/proc"):
         if not name.isdigit():
             continue
-        text = _text(f"/proc/{name}/stat")
+        text = proc.text(f"/proc/{name}/stat")
         comm, _, rest = text.partition("(")[2].rpartition(")")
         fields = rest.split()
         if len(fields) < 20 or int(fields[6]) & 0x0020_0000:  # PF_KTHREAD
             continue
-        command = _text(f"/proc/{name}/cmdline").replace("\0", " ").strip()
+        command = proc.text(f"/proc/{name}/cmdline").replace("\0", " ").strip()
         label = command or f"[{comm}]" + (" (zombie)" if fields[0] == "Z" else "")
         process = Process(int(name), int(fields[19]), int(fields[1]), label)
         found[process.pid, process.start] = process
@@ -212,7 +213,7 @@ def _foreign(
             prefixes |= {f"/{name}" for name in groups}
     strangers = _descendants(processes, heads)
     for pid in strangers:
-        for line in _text(f"/proc/{pid}/cgroup").splitlines():
+        for line in proc.text(f"/proc/{pid}/cgroup").splitlines():
             name = line.rpartition(":")[2].split("/")[1]
             prefixes |= {f"/{name}"} if name.startswith("skerry-") else set()
     return strangers, prefixes
@@ -237,7 +238,7 @@ def _descendants(processes: dict[tuple[int, int], Process], heads: set[int]) -> 
 def _mounts(pid: int) -> set[str]:
     """Mounts of one namespace, without the numbers that differ from namespace to namespace."""
     found = set()
-    for line in _text(f"/proc/{pid}/mountinfo").splitlines():
+    for line in proc.text(f"/proc/{pid}/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         words, rest = before.split(), after.split()
         if len(words) >= 5 and len(rest) >= 2:
@@ -254,7 +255,7 @@ def _pinned(mounts: set[str]) -> set[str]:
 
 def _cgroups() -> set[str]:
     found = set()
-    for line in _text("/proc/self/mountinfo").splitlines():
+    for line in proc.text("/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         if after.split()[:1] in (["cgroup"], ["cgroup2"]):
             found |= {path for path, _, _ in os.walk(before.split()[4])}
@@ -264,8 +265,8 @@ def _cgroups() -> set[str]:
 
 def _loops() -> set[str]:
     found = set()
-    for name in _names("/sys/block"):
-        backing = _text(f"/sys/block/{name}/loop/backing_file").strip()
+    for name in proc.names("/sys/block"):
+        backing = proc.text(f"/sys/block/{name}/loop/backing_file").strip()
         if backing:
             found.add(f"/dev/{name} of {backing}")
     return found
@@ -273,10 +274,10 @@ def _loops() -> set[str]:
 
 def _swaps() -> set[str]:
     """Areas in use, and compressed devices by their label; whose they are is told as of a group."""
-    found = {f"{line.split()[0]} is in use" for line in _text("/proc/swaps").splitlines()[1:]}
+    found = {f"{line.split()[0]} is in use" for line in proc.text("/proc/swaps").splitlines()[1:]}
     named = set()
-    for name in _names("/sys/block"):
-        if not name.startswith("zram") or _text(f"/sys/block/{name}/initstate").strip() != "1":
+    for name in proc.names("/sys/block"):
+        if not name.startswith("zram") or proc.text(f"/sys/block/{name}/initstate").strip() != "1":
             continue
         try:
             with open(f"/dev/{name}", "rb", buffering=0) as file:
@@ -292,19 +293,19 @@ def _sockets(others: set[int]) -> set[str]:
     """Bound unix sockets with a path, without those that other processes hold."""
     held = set()
     for pid in others:
-        for name in _names(f"/proc/{pid}/fd"):
-            target = _link(f"/proc/{pid}/fd/{name}")
+        for name in proc.names(f"/proc/{pid}/fd"):
+            target = proc.link(f"/proc/{pid}/fd/{name}")
             if target.startswith("socket:["):
                 held.add(target[8:-1])
-    lines = _text("/proc/net/unix").splitlines()[1:]
+    lines = proc.text("/proc/net/unix").splitlines()[1:]
     rows = (line.split(None, 7) for line in lines)
     return {row[7] for row in rows if len(row) == 8 and row[6] not in held}
 
 
 def _memfds(pid: int) -> set[str]:
     found = set()
-    for name in _names(f"/proc/{pid}/fd"):
-        target = _link(f"/proc/{pid}/fd/{name}")
+    for name in proc.names(f"/proc/{pid}/fd"):
+        target = proc.link(f"/proc/{pid}/fd/{name}")
         if target.startswith("/memfd:"):
             found.add(f"{target} of process {pid}")
     return found
@@ -315,24 +316,3 @@ def _files(place: str) -> set[str]:
     for path, directories, files in os.walk(place):
         found |= {f"{path}/{name}" for name in (*directories, *files)}
     return found
-
-
-def _names(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""

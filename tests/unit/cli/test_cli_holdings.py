@@ -87,10 +87,9 @@ def test_launcher_of_another_node_at_the_same_place_is_not_shut_down(tmp_path, m
 
     monkeypatch.setattr(Launcher, "connect", connect)
     monkeypatch.setattr(clean, "SHUT_DOWN_S", 0.0)
-    monkeypatch.setattr(clean, "COLLECT_S", 0.0)  # it is this process's own, and stays a zombie
     with subprocess.Popen(["sleep", "1000"]) as stale:
         try:
-            assert clean._shut_down(Process(stale.pid, ["sleep", "1000"], "sleep", ""))
+            assert clean._shut_down(Process(stale.pid, ("sleep", "1000"), "sleep", ""))
             assert not asked
         finally:
             stale.kill()
@@ -99,7 +98,7 @@ def test_launcher_of_another_node_at_the_same_place_is_not_shut_down(tmp_path, m
 def test_number_of_a_launcher_that_means_another_process_now_is_left_alone():
     with subprocess.Popen(["sleep", "1000"]) as innocent:
         try:
-            assert clean._shut_down(Process(innocent.pid, ["skerry-spawn"], "skerry-spawn", ""))
+            assert clean._shut_down(Process(innocent.pid, ("skerry-spawn",), "skerry-spawn", ""))
             assert innocent.poll() is None
         finally:
             innocent.kill()

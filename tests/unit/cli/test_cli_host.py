@@ -43,7 +43,7 @@ def test_checks_read_limits_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None
         "/proc/filesystems": "nodev\toverlay\n\text4\n",
         "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 1024 kB\n",
     }
-    monkeypatch.setattr(checks, "_text", lambda path: texts.get(path, ""))
+    monkeypatch.setattr(checks.proc, "text", lambda path: texts.get(path, ""))
     assert checks.core_pattern_check().status == "warning"
     assert checks.suid_dumpable_check().status == "warning"
     assert checks.pid_max_check().status == "warning"

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from skerry.backends.shared import proc
 from skerry.guest import shells
+from waiting import soon
 
-ENDS_WITHIN_S = 20.0  # only a failure takes as long
 SHELLS = [
     pytest.param(
         name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not here")
@@ -55,15 +56,20 @@ def started(shell: str, stdin: int, extra: dict[int, int]) -> Iterator[subproces
 
 def ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether the shell and all that it forked come to an end."""
-    until = time.monotonic() + ENDS_WITHIN_S
-    while time.monotonic() < until:
-        if process.poll() is not None:
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
-                return True
-        time.sleep(0.01)
-    return False
+    return soon(lambda: process.poll() is not None and not in_group(process.pid))
+
+
+def in_group(group: int) -> list[int]:
+    """The processes of a group that run; orphans that nobody has collected yet do not."""
+    pids = [int(name) for name in proc.names("/proc") if name.isdigit()]
+    return [pid for pid in pids if proc.runs(pid) and group_of(pid) == group]
+
+
+def group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return -1
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -11,7 +11,7 @@ from skerry.backends.api import Capabilities, CreateRequest, Health, Record
 from skerry.backends.container import creation, host, recovery, uppers
 from skerry.backends.container.instance import ContainerInstance
 from skerry.backends.container.parts import Parts, Places
-from skerry.backends.shared import binaries
+from skerry.backends.shared import binaries, proc
 from skerry.backends.shared.launcher import Launcher
 from skerry.backends.shared.launcher_process import LauncherProcess, clear_log
 from skerry.errors import Conflict, SkerryError, Unavailable
@@ -163,7 +163,7 @@ class ContainerBackend:
         for path in (self.places.state_dir, run, f"{run}/i", self.places.keep_dir):
             os.makedirs(path, mode=0o700, exist_ok=True)
         return uppers.choose(
-            self.places.state_dir, _read("/proc/self/mountinfo"), _read("/proc/filesystems")
+            self.places.state_dir, proc.text("/proc/self/mountinfo"), proc.text("/proc/filesystems")
         )
 
     def _launcher_argv(self, parts: Parts) -> tuple[str, ...]:
@@ -232,11 +232,6 @@ def _quietly(call: Callable[[str], None], path: str) -> None:
         call(path)
     except OSError:
         return
-
-
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()
 
 
 def _write(path: str, text: str) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from pathlib import Path
 
 from skerry.backends.api import Health
 from skerry.backends.container import uppers
-from skerry.backends.shared import binaries
+from skerry.backends.shared import binaries, proc
 from skerry.backends.shared.cgroup import Layout, detect
 from skerry.errors import SkerryError
 
@@ -26,16 +25,9 @@ CAPABILITIES = {
 }
 
 
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
-
-
 def layout() -> Layout:
     """Detects this host's cgroup layout."""
-    return detect(_text("/proc/self/mountinfo"), os.path.exists, _text)
+    return detect(proc.text("/proc/self/mountinfo"), os.path.exists, proc.text)
 
 
 def missing_capabilities(status: str) -> list[str]:
@@ -56,12 +48,12 @@ def kernel_version(release: str) -> tuple[int, int]:
 def probe(state_dir: str, found: Layout) -> Health:
     """Looks at rights, kernel, cgroups, binaries and the disk; starts nothing."""
     release = os.uname().release
-    file_systems = _text("/proc/filesystems")
+    file_systems = proc.text("/proc/filesystems")
     facts = {"kernel": release, "cgroup": found.kind, **_risks()}
     reasons = []
     if not sys.platform.startswith("linux"):
         reasons.append("this is not Linux")
-    missing = missing_capabilities(_text("/proc/self/status"))
+    missing = missing_capabilities(proc.text("/proc/self/status"))
     if os.geteuid() != 0 or missing:
         reasons.append(f"root is needed, with {', '.join(missing) or 'uid 0'}")
     if kernel_version(release) < KERNEL_MIN:
@@ -89,15 +81,15 @@ def _existing(path: str) -> str:
 
 
 def _store(state_dir: str, file_systems: str) -> uppers.UpperPlan:
-    return uppers.choose(_existing(state_dir), _text("/proc/self/mountinfo"), file_systems)
+    return uppers.choose(_existing(state_dir), proc.text("/proc/self/mountinfo"), file_systems)
 
 
 def _risks() -> dict[str, str]:
     """Returns host settings that weaken isolation, each with what to do."""
     risks = {}
-    if _text("/proc/sys/fs/suid_dumpable") not in ("0", ""):
+    if proc.text("/proc/sys/fs/suid_dumpable") not in ("0", ""):
         risks["risk_suid_dumpable"] = "fs.suid_dumpable is not 0: set it to 0"
-    if _text("/proc/sys/kernel/core_pattern").startswith("|"):
+    if proc.text("/proc/sys/kernel/core_pattern").startswith("|"):
         risks["risk_core_pattern"] = (
             "kernel.core_pattern pipes crashes of sandboxes to a program that runs as host root: "
             "set it to a file name"

@@ -14,6 +14,7 @@ import os
 import subprocess
 from collections.abc import Awaitable, Callable
 
+from skerry.backends.shared import proc
 from skerry.backends.shared.launcher import REQUEST_TIMEOUT_S, Launcher, LauncherFailed
 from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.wire import plan
@@ -138,7 +139,7 @@ class LauncherProcess:
 
         Its node is dead or it would hold the run directory; what lives there is that node's.
         """
-        wanted, found = _option(self._argv, "--state"), _option(_words(pid), "--state")
+        wanted, found = proc.option(self._argv, "--state"), proc.option(proc.words(pid), "--state")
         if found and os.path.realpath(found) != os.path.realpath(wanted):
             raise Conflict(
                 f"the sandboxes of another node live on in {os.path.dirname(self._run_dir)} "
@@ -203,33 +204,10 @@ class LauncherProcess:
     async def _gone(self) -> None:
         """Returns when the launcher's process has ended."""
         for _ in range(int(START_TIMEOUT_S / _POLL_S)):
-            if not _runs(self.pid):
+            if not proc.runs(self.pid):
                 return
             await asyncio.sleep(_POLL_S)
         self._log.error("the launcher (process %d) does not end", self.pid)
-
-
-def _words(pid: int) -> tuple[str, ...]:
-    """Returns the command line of a process; nothing if it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return tuple(os.fsdecode(word) for word in file.read().split(b"\0"))
-    except OSError:
-        return ()
-
-
-def _option(words: tuple[str, ...], name: str) -> str:
-    """Returns the value of a long option; "" if it is not there."""
-    at = words.index(name) + 1 if name in words else len(words)
-    return words[at] if at < len(words) else ""
-
-
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
-    except (OSError, IndexError):
-        return False
 
 
 def clear_log(run_dir: str) -> None:
