@@ -1,9 +1,9 @@
 """What the node counts about itself, in the text format that Prometheus reads.
 
 Nothing is counted where the work is done: `Metrics` is told of changes of state and of answers by one
-observer each, of requests by a wrapper around every endpoint, and everything else is read when it is
-asked for. Labels come from closed sets (states, error codes, routes, stages of a start), so that no
-client can make the page grow. Format: the Prometheus exposition format, version 0.0.4.
+observer each, of requests by every endpoint, and everything else is read when it is asked for. Labels
+come from closed sets (states, error codes, routes, stages of a start), so that no client can make the
+page grow. Format: the Prometheus exposition format, version 0.0.4.
 """
 
 from __future__ import annotations
@@ -113,8 +113,12 @@ class Metrics:
             self.command_s.add(max(0.0, answer.ended - op.started))
             self.output_bytes += answer.stdout_total + answer.stderr_total
 
-    def served(self, method: str, route: str, status: int, seconds: float) -> None:
+    def served(
+        self, method: str, route: str, status: int, seconds: float, *, bytes_in: int, bytes_out: int
+    ) -> None:
         """A request was answered; `route` is a template, never a path."""
+        self.bytes_in += bytes_in
+        self.bytes_out += bytes_out
         self.requests[method, route, status] += 1
         histogram = self.request_s.get(route)
         if histogram is None:

@@ -23,7 +23,6 @@ from skerry.node.server import (
 )
 from skerry.node.server.exchange import Endpoint, Exchange, Handler, Receive, Scope, Send
 from skerry.node.server.guard import Guard
-from skerry.node.server.metered import Metered
 from skerry.node.server.sockets import Socket, SocketEndpoint
 
 _ONE = "/v1/sandboxes/{id}"
@@ -87,7 +86,7 @@ SOCKETS: tuple[tuple[str, Callable[[Any, Socket], Awaitable[None]]], ...] = (
 def build_app(node: Node) -> Guard:
     """Returns the node's API as an ASGI application."""
     routes: list[BaseRoute] = [
-        Route(path, Metered(Endpoint(node, methods), path, node.metrics))
+        Route(path, Endpoint(node, methods, path, node.metrics))
         for path, methods in (*ROUTES, *ALIASES)
     ]
     routes += [WebSocketRoute(path, SocketEndpoint(node, handler)) for path, handler in SOCKETS]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
@@ -15,12 +16,14 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from skerry.errors import Bug, InvalidRequest, SkerryError, Unavailable
+from skerry.node.gauges.metrics import Metrics
 from skerry.spec.limits import MIB
 from skerry.wire.http import JSON, MSGPACK, ErrorBody, printable
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -50,18 +53,38 @@ class Body(Generic[T_co]):
 
 
 class Exchange:
-    """One request. Everything that a client can get wrong here raises InvalidRequest."""
+    """One request. Everything that a client can get wrong here raises InvalidRequest.
 
-    __slots__ = ("_packed", "_params", "receive", "scope", "send", "started", "when_cut")
+    `status` is that of the answer, 0 before it began; the counts are of bodies.
+    """
+
+    __slots__ = (
+        "_packed",
+        "_params",
+        "_receive",
+        "_send",
+        "bytes_in",
+        "bytes_out",
+        "scope",
+        "status",
+        "when_cut",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
-        self.receive = receive
-        self.send = send
-        self.started = False
+        self.status = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
         self.when_cut: SkerryError = Unavailable("the node is ending: ask again", retry_after_s=0.1)
+        self._receive = receive
+        self._send = send
         self._params: dict[str, list[str]] | None = None
         self._packed: bool | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether an answer has begun: no other one can be given."""
+        return self.status != 0
 
     def path(self, name: str) -> str:
         """Returns a part of the path; it may hold anything, so it is checked where it is used."""
@@ -165,41 +188,40 @@ class Exchange:
         """Gives the body as it comes, no faster than it is taken; ClientGone if it breaks off."""
         more = True
         while more:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            more = message.get("more_body", False)
-            chunk: bytes = message.get("body", b"")
+            chunk, more = await self._piece()
             if chunk:
                 yield chunk
+
+    async def _piece(self) -> tuple[bytes, bool]:
+        """Returns the next piece of the body, and whether more may come; ClientGone."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        data: bytes = message.get("body", b"")
+        self.bytes_in += len(data)
+        return data, message.get("more_body", False)
 
     async def raw(self, bytes_max: int) -> bytes:
         """Returns the whole body if it is small enough."""
         length = self.header(b"content-length")
         if length is not None and length.isdecimal() and int(length) > bytes_max:
             raise InvalidRequest(f"body: {length} bytes, at most {bytes_max}")
-        message = await self.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        data: bytes = message.get("body", b"")
-        if not message.get("more_body", False) and len(data) <= bytes_max:
+        data, more = await self._piece()
+        if not more and len(data) <= bytes_max:
             return data
         seconds = BODY_WITHIN_S + bytes_max / BODY_BYTES_PER_S
         try:
             async with asyncio.timeout(seconds):
-                return await self._rest(data, bytes_max, more=message.get("more_body", False))
+                return await self._rest(data, bytes_max, more=more)
         except TimeoutError:
             raise InvalidRequest(f"body: not complete within {seconds:.0f} s") from None
 
     async def _rest(self, data: bytes, bytes_max: int, *, more: bool) -> bytes:
         parts, total = [data], len(data)
         while more and total <= bytes_max:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            parts.append(message.get("body", b""))
-            total += len(parts[-1])
-            more = message.get("more_body", False)
+            data, more = await self._piece()
+            parts.append(data)
+            total += len(data)
         if total > bytes_max:
             raise InvalidRequest(f"body: at most {bytes_max} bytes")
         return b"".join(parts)
@@ -233,31 +255,19 @@ class Exchange:
             self._packed = MSGPACK in accept
         return self._packed
 
-    async def reply(
-        self, value: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()
-    ) -> None:
+    async def reply(self, value: Any, status: int = 200, headers: Headers = ()) -> None:
         """Answers with one value."""
         if self.packed():
             data, kind = _to_msgpack.encode(value), _MSGPACK
         else:
             data, kind = _to_json.encode(value), _JSON
-        self.started = True
-        await self.send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [
-                    (b"content-type", kind),
-                    (b"content-length", b"%d" % len(data)),
-                    *headers,
-                ],
-            }
-        )
-        await self.send({"type": "http.response.body", "body": data})
+        self.status = status
+        self.bytes_out += len(data)
+        await self.scope["skerry.whole"](status, ((b"content-type", kind), *headers), data)
 
     async def fail(self, error: SkerryError) -> None:
         """Answers with an error, in the envelope."""
-        headers: tuple[tuple[bytes, bytes], ...] = ()
+        headers: Headers = ()
         retry = error.fields.get("retry_after_s")
         if isinstance(retry, int | float):
             headers = ((b"retry-after", b"%d" % max(1, math.ceil(retry))),)
@@ -267,21 +277,22 @@ class Exchange:
 
     async def open_stream(self, content_type: str) -> None:
         """Begins an answer of unknown length."""
-        self.started = True
+        self.status = 200
         headers = [(b"content-type", content_type.encode()), (b"x-accel-buffering", b"no")]
-        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, data: bytes) -> None:
         """Sends a piece; returns when the client has room for more, or is gone."""
-        await self.send({"type": "http.response.body", "body": data, "more_body": True})
+        self.bytes_out += len(data)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def close_stream(self) -> None:
         """Ends the answer: only then may the client take it for complete."""
-        await self.send({"type": "http.response.body", "body": b""})
+        await self._send({"type": "http.response.body", "body": b""})
 
     async def wait_gone(self) -> None:
         """Returns when the client has closed the connection (its body must have been read)."""
-        while (await self.receive())["type"] != "http.disconnect":
+        while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
@@ -315,26 +326,55 @@ Handler: TypeAlias = Callable[[Any, Exchange], Awaitable[None]]
 
 
 class Endpoint:
-    """The handlers of one path by method, as an ASGI application that never lets an error out."""
+    """The handlers of one route by method, as an ASGI application that never lets an error out.
 
-    def __init__(self, node: Any, handlers: dict[str, Handler]) -> None:
-        self.node = node
-        self.handlers = handlers
+    Metrics are told of each request; a client that is gone before its answer counts as status 0.
+    """
+
+    def __init__(
+        self,
+        node: Any,
+        handlers: dict[str, Handler],
+        route: str,
+        metrics: Metrics,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node = node
+        self._handlers = handlers
+        self._route = route
+        self._metrics = metrics
+        self._now = now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        exchange = Exchange(scope, receive, send)
+        began, exchange = self._now(), Exchange(scope, receive, send)
+        method = scope["method"]
+        handler = self._handlers.get(method)
         try:
-            handler = self.handlers.get(scope["method"])
             if handler is None:
-                allowed = ", ".join(sorted(self.handlers))
-                await exchange.reply(
-                    ErrorBody.of(InvalidRequest(f"{scope['method']} here? only {allowed}")),
-                    405,
-                    ((b"allow", allowed.encode()),),
-                )
-                return
-            await handler(self.node, exchange)
+                method = "other"  # whatever a client calls it
+                await self._refuse(exchange)
+            else:
+                await self._serve(handler, exchange)
+        finally:
+            self._metrics.served(
+                method,
+                self._route,
+                exchange.status,
+                self._now() - began,
+                bytes_in=exchange.bytes_in,
+                bytes_out=exchange.bytes_out,
+            )
+
+    async def _refuse(self, exchange: Exchange) -> None:
+        allowed = ", ".join(sorted(self._handlers))
+        error = InvalidRequest(f"{exchange.scope['method']} here? only {allowed}")
+        await exchange.reply(ErrorBody.of(error), 405, ((b"allow", allowed.encode()),))
+
+    async def _serve(self, handler: Handler, exchange: Exchange) -> None:
+        scope = exchange.scope
+        try:
+            await handler(self._node, exchange)
         except SkerryError as error:
             if exchange.started:
                 log.warning("%s broke off: %s", scope["path"], error)

@@ -4,6 +4,9 @@ uvicorn's own bounds do not do: its limit of connections answers text without a 
 WebSocket, the head of a request may be of any size, and a client that never ends it is waited for.
 Beyond `connections_max` a few more connections are taken, on which only the health route is served,
 so that a crowded node can be told from a dead one.
+
+An answer whose body is known leaves in one write. uvicorn's `send` makes two, and each wakes the
+client; what is sent piece by piece still goes through it.
 """
 
 from __future__ import annotations
@@ -12,13 +15,18 @@ import asyncio
 import logging
 import resource
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from skerry.errors import InvalidRequest, Overloaded, SkerryError
-from skerry.node.server.exchange import Exchange, Receive, Scope, Send
+from skerry.node.server.exchange import Exchange, Headers, Receive, Scope, Send
 from skerry.node.server.guard import OPEN_PATHS
 from skerry.wire.http import ErrorBody
 
@@ -117,8 +125,10 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
         finally:
             refused, self.app = self.app is not served, served
-        if (refused or self._crowded) and self.cycle is not None:
-            self.cycle.keep_alive = False
+        if self.cycle is not None:
+            self.scope["skerry.whole"] = partial(_answer_whole, self.cycle)  # type: ignore[typeddict-unknown-key]
+            if refused or self._crowded:
+                self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         """The request is there as a whole."""
@@ -191,3 +201,26 @@ def _answer(error: SkerryError) -> Any:
         await Exchange(scope, receive, send).fail(error)
 
     return app
+
+
+async def _answer_whole(
+    cycle: RequestResponseCycle, status: int, headers: Headers, body: bytes
+) -> None:
+    """Gives the request's whole answer, as the cycle's `send` would in two messages."""
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
+    head = [STATUS_LINE[status]]
+    for name, value in (*cycle.default_headers, *headers):
+        head += (name, b": ", value, b"\r\n")
+    if not cycle.keep_alive:
+        head.append(b"connection: close\r\n")
+    head.append(b"content-length: %d\r\n\r\n" % len(body))
+    cycle.transport.writelines((b"".join(head), b"" if cycle.scope["method"] == "HEAD" else body))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
