@@ -147,6 +147,7 @@ class RunningSession(RunningOperation):
     """The shell over one connection. `started` is done when it may be used; `wait` tells its end."""
 
     __slots__ = (
+        "_closing",
         "_command",
         "_pending",
         "_untold",
@@ -187,6 +188,7 @@ class RunningSession(RunningOperation):
         self.seq = 0  # the last command that came inside
         # Channels of which nothing was heard since an attach: the agent says from where it sends.
         self._untold = {streams.STDOUT, streams.STDERR} if attached else set()
+        self._closing = False
         self._command: SessionCommand | None = None
         self._pending = pending
         self.resumed: SessionCommand | None = None  # the one that was pending, if it came inside
@@ -232,6 +234,7 @@ class RunningSession(RunningOperation):
     def close(self) -> None:
         """Asks the shell to end; what still runs in it after two seconds is ended."""
         if not self.ended:
+            self._closing = True
             self._send(guest.Eof(0), streams.STDIN)
 
     def acknowledge_end(self) -> None:
@@ -284,9 +287,12 @@ class RunningSession(RunningOperation):
         if self._command is not None:
             self._command.take_data(channel, payload)
             return
-        # What was answered already may come again after an attach.
+        # What was answered already may come again after an attach; and what jobs in the background
+        # wrote since the last command comes, for nobody, at the end.
         end = self.outlets[channel - streams.STDOUT].take(data_offset(payload), len(payload) - 8)
-        if end > self.bases[channel - streams.STDOUT] and not self._attached:
+        if self._closing:
+            self._grant_all()
+        elif end > self.bases[channel - streams.STDOUT] and not self._attached:
             raise ProtocolError("output of a session without a command")
 
     def take_done(self, done: guest.Done) -> None:

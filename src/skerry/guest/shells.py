@@ -20,7 +20,8 @@ from typing import Final
 FALLBACK: Final = "/bin/sh"
 
 # Names in it begin with __skerry_: n number of the script that runs, m the
-# same for the answer at its exit, r result of the last script, p process, and the files:
+# same for the answer at its exit, r result of the last script, p process, x the shell's options at
+# its exit (whose trace is for scripts, not for this), and the files:
 # s script, a answers, e stderr, g numbers, o stdout.
 #
 # - `>|` because of `set -C`; `IFS=` because scripts may set it; the redirections of `.` give a script
@@ -37,11 +38,13 @@ set -- "$@" "/proc/self/fd/$__skerry_n"
 done
 __skerry_n=
 __skerry_s=$1 __skerry_a=$2 __skerry_e=$3 __skerry_g=$4 __skerry_o=$5'
-__skerry_loop='while IFS= @ read -r __skerry_n <"$__skerry_g"; do
+__skerry_loop='case ${__skerry_x-} in *x*) set -x ;; esac
+case ${__skerry_x-} in *v*) set -v ;; esac
+while IFS= @ read -r __skerry_n <"$__skerry_g"; do
 __skerry_status "$__skerry_r" && :
 . "$__skerry_s" 0</dev/null 1>|"$__skerry_o" 2>|"$__skerry_e"
 __skerry_r=$?
-@ echo "$__skerry_n $__skerry_r $__skerry_p" >|"$__skerry_a"
+@ echo "$__skerry_n $__skerry_r $__skerry_p" >|"$__skerry_a" || exit "$__skerry_r"
 __skerry_n=
 done
 exit "$__skerry_r"'
@@ -51,16 +54,16 @@ __skerry_find
 [ -p "$__skerry_o" ] || exit 125
 eval "$__skerry_loop"
 } 8<&- 9>&- 2>/dev/null 0</dev/null 1>|/proc/self/fd/1'
-__skerry_exit='__skerry_r=$?
+__skerry_exit='{ __skerry_r=$? __skerry_x=$-; set +xv; } 2>/dev/null || exit
 [ -z "$__skerry_n" ] || ( trap "$__skerry_exit" EXIT; trap "exit 143" 62
 __skerry_m=$__skerry_n __skerry_n=
-@ read -r __skerry_p __skerry_x </proc/self/stat
+IFS=" " @ read -r __skerry_p __skerry_y </proc/self/stat
 if [ -f "$__skerry_s" ] && [ -p "$__skerry_a" ]; then
 exec 0</dev/null 1>|"$__skerry_o" 2>/dev/null
-@ echo "$__skerry_m $__skerry_r $__skerry_p" >|"$__skerry_a"
+@ echo "$__skerry_m $__skerry_r $__skerry_p" >|"$__skerry_a" || exit "$__skerry_r"
 eval "$__skerry_loop"
 else
-@ echo "$__skerry_m $__skerry_r $__skerry_p" >&9
+@ echo "$__skerry_m $__skerry_r $__skerry_p" >&9 || exit "$__skerry_r"
 eval "$__skerry_start"
 fi )'
 __skerry_find() { eval "$__skerry_find"; }

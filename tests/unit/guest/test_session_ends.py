@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from guest_sinks import OP_ID, ListSink, operation
 
-from skerry.errors import NotFound, Unavailable
+from skerry.errors import NotFound, SandboxFailed, Unavailable
 from skerry.guest import channel
 from skerry.guest.api import Kind
 from skerry.wire import guest
@@ -80,3 +80,36 @@ async def test_script_that_is_one_too_many_ends_its_command(connect, monkeypatch
     command = await session.execute(1, b"true", ListSink(), timeout_ms=0, no_output_ms=0)
     with pytest.raises(Unavailable, match="does not read"):
         await asyncio.wait_for(command.wait(), ANSWER_S)
+
+
+async def begun(connect):
+    """Returns the agent and a session of its whose shell runs."""
+    client, agent = await connect()
+    session = client.open_session(operation(kind=Kind.SESSION))
+    await agent.expect(guest.Start)
+    started(agent, 1, 0)
+    await session.started
+    return agent, session
+
+
+async def test_output_of_jobs_at_the_end_of_a_session_is_taken_and_thrown_away(connect):
+    """Credit is granted for it: a pipe that was made wider than the window holds up no end."""
+    agent, session = await begun(connect)
+    session.close()
+    await agent.expect(guest.Eof)
+    total = 0
+    for _ in range(4):
+        agent.output(1, total, b"x" * 30_000)
+        total += 30_000
+    assert (await agent.expect(guest.Credit)).offset == 90_000
+    agent.send(
+        guest.Done(exit_code=0, start_ns=1, end_ns=2, stdout_total=total, stderr_total=0), 1 << 2
+    )
+    assert (await asyncio.wait_for(session.wait(), ANSWER_S)).exit_code == 0
+
+
+async def test_output_without_a_command_before_the_end_breaks_the_protocol(connect):
+    agent, session = await begun(connect)
+    agent.output(1, 0, b"x")
+    with pytest.raises(SandboxFailed, match="without a command"):
+        await asyncio.wait_for(session.wait(), ANSWER_S)
