@@ -23,11 +23,15 @@ from skerry.node.images import Log, Reader
 from skerry.node.main import alive, running
 from skerry.node.network import Networks
 from skerry.node.node import Node
+from skerry.sdk.sandboxes import AsyncSandboxes
+from skerry.sdk.transport import Transport
 from skerry.spec.files import Change, ChangeKind
 from skerry.spec.layers import LayerFile, LayerManifest, RootfsPlan, parse_layer_name
 from skerry.testing.fake import FakeBackend, FakeWorld
 
 _count = itertools.count()
+
+FREE = {"memory_free_min_bytes": 0, "disk_free_min_bytes": 0}
 
 
 class ManualClock:
@@ -229,3 +233,23 @@ class Api:
         info = await self.call("POST", "/v1/sandboxes", spec)
         assert info["state"] == "running"
         return str(info["id"])
+
+
+@asynccontextmanager
+async def sandboxes_of(node: Any) -> AsyncIterator[AsyncSandboxes]:
+    transport = Transport("http://node", socket_path=node.config.socket_path)
+    try:
+        yield AsyncSandboxes(transport)
+    finally:
+        await transport.close()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def nothing_left(stand: Any, node: Any) -> bool:
+    counts = (len(node.sandboxes), node.admission.sandboxes, len(node.batches))
+    return counts == (0, 0, 0) and stand.world.instances == {} and not node.admission.waiting

@@ -1,31 +1,29 @@
-"""A small stand-in for the launcher, and a plain client: enough to test the real `skerry-init`.
+"""A plain client of the real `skerry-init`.
 
-The launcher's order of steps (native/PROTOCOL.md, "What the launcher's child hands to skerry-init")
-is followed with the host's own root directory as the sandbox's, a private tmpfs on /tmp, and fresh
-namespaces. The codec here is written a second time on purpose: a mistake shared with `skerry.wire`
-would not be seen otherwise.
+The codec here is written a second time on purpose: a mistake shared with `skerry.wire` would not be
+seen otherwise.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import fcntl
 import os
 import secrets
 import select
-import signal
+import shutil
 import socket
 import struct
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-UID_BASE = 2_100_000
-OWNER_UID = 2_900_000
-UNIFIED = Path("/sys/fs/cgroup/unified")
-MEMORY = Path("/sys/fs/cgroup/memory")
-PIDS = Path("/sys/fs/cgroup/pids")
+import pytest
+
+NATIVE = Path(__file__).parents[3] / "native"
+REAL = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.getuid() != 0, reason="makes namespaces: needs root"),
+    pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="needs musl-gcc"),
+]
 WINDOW = 131_072
 
 HELLO, PING, START, CREDIT, SIGNAL, CANCEL, ATTACH, ACK, RESIZE = range(1, 10)
@@ -41,25 +39,6 @@ STDIN_TOTAL, STDIN_EOF, NO_OUTPUT_MS, NO_OUTPUT, MORE_BYTES, SCRIPT, HELD = rang
 CFG_TASKS, CFG_OOM, CFG_PEER_UID, CFG_NOFILE, CFG_ENV, CFG_DEADLINE, CFG_MAX_OPS = range(64, 71)
 TEXTS = {VERSION, ERROR_STEP}
 RAW = {NONCE, OP, OP_ID, TOKEN}
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_NEWNS, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x10000000, 0x20000000, 0x40000000
-_NEWIPC, _NEWUTS = 0x8000000, 0x4000000
-_REC, _PRIVATE, _BIND = 0x4000, 1 << 18, 0x1000
-
-
-def _check(result: int, what: str) -> None:
-    if result < 0:
-        raise OSError(ctypes.get_errno(), what)
-
-
-def _unshare(flags: int) -> None:
-    _check(_libc.unshare(flags), "unshare")
-
-
-def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    args = (source.encode(), target.encode(), kind.encode() if kind else None)
-    _check(_libc.mount(*args, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
 
 
 def pack(tag: int, value: int | str | bytes) -> bytes:
@@ -86,194 +65,6 @@ def unpack(payload: bytes) -> dict[int, list[int | str | bytes]]:
             value = struct.unpack("<Q", raw)[0]
         out.setdefault(tag, []).append(value)
     return out
-
-
-def _user_namespace() -> int:
-    """A descriptor of a fresh user namespace that belongs to OWNER_UID."""
-    ready, done = os.pipe(), os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(OWNER_UID, OWNER_UID, OWNER_UID)
-            os.setresuid(OWNER_UID, OWNER_UID, OWNER_UID)
-            _unshare(_NEWUSER)
-            os.write(ready[1], b"r")
-            os.read(done[0], 1)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    os.read(ready[0], 1)
-    for name in ("uid_map", "gid_map"):
-        Path(f"/proc/{pid}/{name}").write_text(f"0 {UID_BASE} 65536")
-    fd = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    os.write(done[1], b"d")
-    os.waitpid(pid, 0)
-    for end in (*ready, *done):
-        os.close(end)
-    return fd
-
-
-def _image(binary: Path) -> int:
-    writer = os.memfd_create("skerry-init", os.MFD_CLOEXEC)
-    os.write(writer, binary.read_bytes())
-    os.fchmod(writer, 0o711)
-    reader = os.open(f"/proc/self/fd/{writer}", os.O_RDONLY)
-    os.close(writer)
-    return reader
-
-
-def _loopback_up() -> None:
-    with socket.socket() as s:
-        request = struct.pack("16sH22x", b"lo", 1)  # IFF_UP
-        fcntl.ioctl(s, 0x8914, request)
-
-
-def _become_init(descriptors: list[int | None]) -> None:
-    """In PID 1 of the new namespaces: mounts, descriptors, credentials, exec."""
-    _mount("none", "/", None, _REC | _PRIVATE)
-    _mount("proc", "/proc", "proc", 0)
-    _mount("tmpfs", "/tmp", "tmpfs", 0, f"mode=1777,uid={UID_BASE},gid={UID_BASE},size=512m")
-    _mount(
-        "devpts", "/dev/pts", "devpts", 0, f"newinstance,ptmxmode=0666,mode=0620,gid={UID_BASE + 5}"
-    )
-    _mount("/dev/pts/ptmx", "/dev/ptmx", None, _BIND)
-    Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
-    _loopback_up()
-    os.chdir("/")
-    null = os.open("/dev/null", os.O_RDWR)
-    moved = [None if fd is None else fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in descriptors]
-    for fd in range(3):
-        os.dup2(null, fd)
-    os.closerange(3, 99)
-    for number, fd in enumerate(moved, start=3):
-        if fd is not None:
-            os.dup2(fd, number)
-    os.closerange(3 + len(moved), 400)
-    os.setgroups([])
-    os.setresgid(OWNER_UID, OWNER_UID, OWNER_UID)
-    os.setresuid(OWNER_UID, OWNER_UID, OWNER_UID)
-    empty = (ctypes.c_char_p * 1)(None)
-    argv = (ctypes.c_char_p * 2)(b"skerry-init", None)
-    ignore = (ctypes.c_ulong * 4)(1)  # the kernel's struct sigaction with SIG_IGN
-    for number in (15, 32, 33, 64):  # as a parent may leave them: commands must not inherit that
-        _libc.syscall(13, number, ignore, None, 8)
-    _libc.syscall(322, 4, b"", argv, empty, 0x1000)  # execveat(AT_EMPTY_PATH)
-    os._exit(126)
-
-
-class Sandbox:
-    """One running agent in namespaces of its own."""
-
-    def __init__(self, binary: Path, run: Path, *, groups: bool = True, **config: int) -> None:
-        self.name = f"skerry-test-{os.getpid()}-{secrets.token_hex(3)}"
-        self.path = run / "agent.sock"
-        self.groups = groups and UNIFIED.is_dir()
-        self.top = UNIFIED / self.name
-        self.memory = MEMORY / self.name if MEMORY.is_dir() else None
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(str(self.path))
-        self.listener.listen(16)
-        self.listener.setblocking(False)
-        self._config = config
-        self._clients: list[Client] = []
-        self.pid = self._start(binary)
-
-    def _make_groups(self) -> tuple[int | None, list[int]]:
-        work: int | None = None
-        tasks: list[int] = []
-        if self.groups:
-            for directory in (self.top, self.top / "agent", self.top / "w"):
-                directory.mkdir()
-            for name in ("", "cgroup.procs", "cgroup.threads", "cgroup.subtree_control"):
-                os.chown(self.top / name, OWNER_UID, OWNER_UID)
-                os.chown(self.top / "w" / name, OWNER_UID, OWNER_UID)
-            work = os.open(self.top / "w", os.O_RDONLY | os.O_DIRECTORY)
-        if self.memory:
-            self.memory.mkdir()
-            (self.memory / "memory.limit_in_bytes").write_text(str(256 << 20))
-            tasks.append(os.open(self.memory / "tasks", os.O_WRONLY))
-            tasks.append(os.open(self.memory / "memory.oom_control", os.O_RDONLY))
-        return work, tasks
-
-    def _start(self, binary: Path) -> int:
-        work, tasks = self._make_groups()
-        config = {
-            CFG_PEER_UID: os.getuid(),
-            CFG_TASKS: 1 if tasks else 0,
-            CFG_OOM: 1 if tasks else 0,
-            CFG_NOFILE: 4096,
-        }
-        for name, value in self._config.items():
-            config[{"max_ops": CFG_MAX_OPS, "deadline_ms": CFG_DEADLINE}[name]] = value
-        reader, writer = os.pipe()
-        os.write(
-            writer, b"".join(pack(t, v) for t, v in config.items()) + pack(CFG_ENV, "LANG=C.UTF-8")
-        )
-        os.close(writer)
-        given = [self.listener.fileno(), _image(binary), _user_namespace(), work, reader, *tasks]
-        middle = os.fork()
-        if middle == 0:
-            try:
-                os.setsid()
-                if self.groups:
-                    (self.top / "agent" / "cgroup.procs").write_text("0")
-                _unshare(_NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS)
-                init = os.fork()
-                if init == 0:
-                    _become_init(given)
-                _, status = os.waitpid(init, 0)
-                os._exit(0 if os.WIFSIGNALED(status) else 1)
-            finally:
-                os._exit(125)
-        for fd in given[1:]:
-            if fd is not None:
-                os.close(fd)
-        return middle
-
-    def init_pid(self) -> int:
-        """The agent's process id as the host sees it."""
-        return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[0])
-
-    def connect(self, *, auto_credit: bool = True) -> Client:
-        """A new conversation; closed with the sandbox at the latest."""
-        self._clients.append(Client(self.path, auto_credit=auto_credit))
-        return self._clients[-1]
-
-    def stop(self) -> None:
-        """Kills the sandbox and removes its groups; fails if the agent had died before."""
-        for client in self._clients:
-            client.close()
-        pid = None
-        with contextlib.suppress(IndexError, FileNotFoundError):
-            pid = self.init_pid()
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(self.pid, 0)
-        self.listener.close()
-        if self.groups:
-            for directory in [
-                *(self.top / "w").glob("c[0-9]*"),
-                self.top / "w",
-                self.top / "agent",
-                self.top,
-            ]:
-                _rmdir(directory)
-        if self.memory:
-            _rmdir(self.memory)
-        assert pid is not None, "the agent ended by itself"
-        assert status == 0, "the agent ended by itself"
-
-
-def _rmdir(directory: Path) -> None:
-    for _ in range(200):
-        try:
-            directory.rmdir()
-        except OSError:
-            time.sleep(0.01)
-        else:
-            return
-    raise AssertionError(f"{directory} is still in use")
 
 
 @dataclass
@@ -459,3 +250,40 @@ class Client:
         self, *words: str | bytes, stdin_data: bytes | None = None, **options: object
     ) -> Operation:
         return self.run(*words, stdin_data=stdin_data, kind=1, **options)
+
+
+def shell(client: Client, text: str, **options: object) -> Operation:
+    return client.run("sh", "-c", text, **options)
+
+
+def eventually(condition: object, timeout: float = 5) -> bool:
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def sleepers(client: Client, mark: str) -> int:
+    """How many `sleep MARK` live inside."""
+    return int(shell(client, f"ps axo args | grep -c '^sleep {mark}$'").stdout)
+
+
+def failed(op: Operation) -> tuple[int, str]:
+    assert op.done is not None
+    assert op.done[EXIT_CODE] == 1, op.done
+    number, step = op.stderr.decode().split("\n")[0].split()
+    return int(number), step
+
+
+def records(data: bytes) -> dict[bytes, tuple[str, int, int, int, int, bytes]]:
+    """Name -> type, mode, uid, gid, size, link."""
+    out = {}
+    while data:
+        head, _, data = data.partition(b"\n")
+        kind, mode, uid, gid, size, _mtime, n, k, _allocated = head.decode().split()
+        name, link = data[: int(n)], data[int(n) : int(n) + int(k)]
+        data = data[int(n) + int(k) :]
+        out[name] = (kind, int(mode, 8), int(uid), int(gid), int(size), link)
+    return out

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import struct
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +25,7 @@ from native_agent import (
     OP_ID,
     PING,
     PONG,
+    REAL,
     SIGNO,
     START,
     STDERR_TOTAL,
@@ -42,34 +38,12 @@ from native_agent import (
     WINDOW,
     Client,
     Operation,
-    Sandbox,
     pack,
-)  # fmt: skip
+)
+from native_sandbox import Sandbox
 
-NATIVE = Path(__file__).parents[2] / "native"
 E2BIG, EPROTO = 7, 71
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.getuid() != 0, reason="makes namespaces: needs root"),
-    pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="needs musl-gcc"),
-]
-
-
-@pytest.fixture(scope="module", params=["release", "san"])
-def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    target = f"build/{request.param}/skerry-init"
-    subprocess.run(["make", "-C", NATIVE, target], check=True, capture_output=True)
-    with tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/run") as run:
-        box = Sandbox(NATIVE / target, Path(run))
-        yield box
-        box.stop()
-
-
-@pytest.fixture
-def client(sandbox: Sandbox) -> Iterator[Client]:
-    with_agent = sandbox.connect()
-    yield with_agent
-    with_agent.close()
+pytestmark = REAL
 
 
 def hold(client: Client, *, on: bool) -> None:

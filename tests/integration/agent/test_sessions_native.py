@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import struct
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from native_agent import (
@@ -19,42 +14,34 @@ from native_agent import (
     CANCEL,
     CANCELLED,
     CPU_US,
-    DATA,
-    DONE,
     END_NS,
-    EOF,
     ERRNO,
-    ERROR,
     EXIT_CODE,
     HANDLE,
     OP_ID,
+    REAL,
     SIGNAL,
     SIGNO,
     START_NS,
-    STARTED,
     STDERR_TOTAL,
     STDOUT_TOTAL,
     TIMED_OUT,
-    TIMEOUT_MS,
-    TOTAL,
     Client,
-    Operation,
-    Sandbox,
     pack,
-    unpack,
-)  # fmt: skip
+)
+from native_sandbox import Sandbox
+from native_session import (
+    ATTACH,
+    EXEC,
+    LINE,
+    NO_OUTPUT,
+    SEQ,
+    SIZE,
+    STDOUT_DROPPED,
+    Session,
+)
 
-from skerry.guest import shells
-
-NATIVE = Path(__file__).parents[2] / "native"
-ATTACH, EXEC, RAN = 0x07, 0x0D, 0x85
-SEQ, SIZE, LINE, RESET, STDOUT_DROPPED, NO_OUTPUT_MS, NO_OUTPUT = 34, 35, 36, 37, 38, 42, 43
-PIECE = 60_000
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.getuid() != 0, reason="makes namespaces: needs root"),
-    pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="needs musl-gcc"),
-]
+pytestmark = REAL
 SHELLS = [
     pytest.param(
         name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not here")
@@ -62,126 +49,6 @@ SHELLS = [
     for name in ("bash", "dash", "busybox", "mksh", "zsh", "ksh93")
 ]
 KEEPS_STATE_AT_EXIT = ("bash", "dash")
-
-
-@dataclass
-class Result:
-    """What RAN said, and the output between the totals."""
-
-    code: int | None
-    signal: int | None
-    stdout: bytes
-    stderr: bytes
-    fields: dict[int, int | str | bytes]
-
-    @property
-    def reset(self) -> bool:
-        return self.fields[RESET] == 1
-
-
-class Session:
-    """A session over a plain client."""
-
-    def __init__(self, client: Client, shell: str, **options: object) -> None:
-        self.client = client
-        words = shells.argv(shutil.which(shell) or shell)
-        self.op: Operation = client.start(*words, kind=2, **options)
-        self.stream = self.op.handle << 2
-        self.seq = 0
-        self.base = [0, 0]
-        self.rans: dict[int, dict[int, int | str | bytes]] = {}
-        self.started: dict[int, int | str | bytes] = {}
-        self.errors: list[int] = []
-
-    def step(self, timeout: float = 20) -> None:
-        kind, stream, payload = self.client.receive(timeout)
-        assert stream >> 2 == self.op.handle
-        if kind == DATA:
-            data = self.op.out[stream & 3]
-            assert struct.unpack_from("<Q", payload)[0] == len(data), "a gap in the stream"
-            data += payload[8:]
-            self.client.credit(self.op, stream & 3)
-        elif kind != EOF:
-            fields = {tag: values[0] for tag, values in unpack(payload).items()}
-            if kind == RAN:
-                self.rans[int(fields[SEQ])] = fields
-            elif kind == STARTED:
-                self.started = fields
-            elif kind == ERROR:
-                self.errors.append(int(fields[ERRNO]))
-            else:
-                assert kind == DONE
-                self.op.done = fields
-
-    def send(self, kind: int, payload: bytes = b"") -> None:
-        self.client.send(kind, self.stream, payload)
-
-    def start(self, text: str | bytes, *, timeout_ms: int = 0, quiet_ms: int = 0) -> None:
-        script = text.encode() if isinstance(text, str) else text
-        self.seq += 1
-        payload = pack(SEQ, self.seq) + pack(SIZE, len(script)) + pack(TIMEOUT_MS, timeout_ms)
-        payload += pack(NO_OUTPUT_MS, quiet_ms)
-        if len(script) <= 32_768:
-            payload += pack(LINE, script)
-        else:
-            for at in range(0, len(script), PIECE):
-                head = struct.pack("<Q", at)
-                self.client.send(DATA, self.stream | 1, head + script[at : at + PIECE])
-        self.send(EXEC, payload)
-
-    def wait(self) -> Result:
-        while self.seq not in self.rans:
-            assert self.op.done is None, "the session has ended"
-            self.step()
-        ran = self.rans[self.seq]
-        ends = [int(ran[STDOUT_TOTAL]), int(ran[STDERR_TOTAL])]
-        out, err = (
-            bytes(self.op.out[channel][self.base[i] : ends[i]]) for i, channel in enumerate((2, 3))
-        )
-        self.base = ends
-        self.send(ACK, pack(SEQ, self.seq))
-        code, signo = ran.get(EXIT_CODE), ran.get(SIGNO)
-        return Result(
-            None if code is None else int(code),
-            None if signo is None else int(signo),
-            out,
-            err,
-            ran,
-        )
-
-    def run(self, text: str | bytes, **options: int) -> Result:
-        self.start(text, **options)
-        return self.wait()
-
-    def out(self, text: str) -> str:
-        """The output of a command that must succeed."""
-        result = self.run(text)
-        assert result.code == 0, result
-        return result.stdout.decode()
-
-    def close(self) -> None:
-        """Asks the shell to end, and waits for the end of everything."""
-        self.client.send(EOF, self.stream | 1, pack(TOTAL, 0))
-        while self.op.done is None:
-            self.step()
-        self.send(ACK)
-
-
-@pytest.fixture(scope="module", params=["release", "san"])
-def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    target = f"build/{request.param}/skerry-init"
-    subprocess.run(["make", "-C", NATIVE, target], check=True, capture_output=True)
-    with tempfile.TemporaryDirectory(prefix="skerry-test-", dir="/run") as run:
-        box = Sandbox(NATIVE / target, Path(run))
-        yield box
-        box.stop()
-
-
-@pytest.fixture
-def client(box: Sandbox) -> Iterator[Client]:
-    client = box.connect()
-    yield client
-    client.close()
 
 
 @pytest.fixture(params=SHELLS)
@@ -399,13 +266,15 @@ def test_a_command_runs_at_most_once_and_alone(bash: Session) -> None:
     assert bash.errors == [16, 17]  # EEXIST
 
 
-def test_a_new_connection_finds_the_command_and_its_result(box: Sandbox, client: Client) -> None:
+def test_a_new_connection_finds_the_command_and_its_result(
+    sandbox: Sandbox, client: Client
+) -> None:
     session = Session(client, "bash")
     assert session.out("A=1; echo first") == "first\n"
     session.start("echo before; /bin/sleep 0.3; echo after; exit 6")
     while session.op.out[2][-7:] != b"before\n":
         session.step()
-    again = box.connect()
+    again = sandbox.connect()
     assert [bytes(o[OP_ID][0]) for o in again.live if o[HANDLE] == [session.op.handle]] == [
         session.op.op_id
     ]
@@ -458,13 +327,25 @@ def test_a_missing_shell_ends_the_session_with_its_reason(client: Client) -> Non
 
 
 PIECES = (
-    "echo {n}", "v{n}=$(({n} * 2)); echo $v{n}", "cd /; pwd", "cd /usr/bin; pwd", "false",
-    "true && echo yes || echo no", "(exit {n}); echo $?", "f{n}() {{ echo in $1; }}; f{n} a",
-    "for i in 1 2 {n}; do printf '%s,' $i; done", "x=$(echo {n} | tr 0-9 a-j); echo $x",
-    "cat <<E\nline {n}\n\nE", "echo {n} >/tmp/prop; cat /tmp/prop; rm /tmp/prop", "test -d /usr",
-    "export E{n}=e; sh -c 'echo $E{n}'", "set -f; echo *; set +f", 'echo "$v1 $v2 $v3"',
-    "case {n} in *1) echo one;; *) echo other;; esac", "unset v{n}; echo ${{v{n}-unset}}",
-)  # fmt: skip
+    "echo {n}",
+    "v{n}=$(({n} * 2)); echo $v{n}",
+    "cd /; pwd",
+    "cd /usr/bin; pwd",
+    "false",
+    "true && echo yes || echo no",
+    "(exit {n}); echo $?",
+    "f{n}() {{ echo in $1; }}; f{n} a",
+    "for i in 1 2 {n}; do printf '%s,' $i; done",
+    "x=$(echo {n} | tr 0-9 a-j); echo $x",
+    "cat <<E\nline {n}\n\nE",
+    "echo {n} >/tmp/prop; cat /tmp/prop; rm /tmp/prop",
+    "test -d /usr",
+    "export E{n}=e; sh -c 'echo $E{n}'",
+    "set -f; echo *; set +f",
+    'echo "$v1 $v2 $v3"',
+    "case {n} in *1) echo one;; *) echo other;; esac",
+    "unset v{n}; echo ${{v{n}-unset}}",
+)
 
 
 @pytest.mark.parametrize("seed", range(4))
