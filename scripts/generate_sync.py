@@ -44,7 +44,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Unpack, cast
 
 from msgspec import UNSET, UnsetType
 
@@ -61,6 +61,7 @@ from skerry.sdk import stream as _stream
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
+from skerry.sdk.options import SandboxOptions
 from skerry.sdk.patience import WAIT_S
 from skerry.sdk.portal import Portal, to_async
 from skerry.sdk.running import Command
@@ -222,6 +223,8 @@ def arguments(node: ast.AsyncFunctionDef) -> tuple[str, str]:
     signature = sync_type(ast.unparse(node.args))
     passed = [convert(argument) for argument in node.args.args[1:]]
     passed += [f"{argument.arg}={convert(argument)}" for argument in node.args.kwonlyargs]
+    if node.args.kwarg is not None:
+        passed.append(f"**{node.args.kwarg.arg}")
     return signature, ", ".join(passed)
 
 

@@ -6,19 +6,19 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Unpack
 
 import msgspec
 
-from skerry.errors import InvalidRequest, NotFound, Overloaded, SkerryError
+from skerry.errors import NotFound, Overloaded, SkerryError
 from skerry.sdk.batch import BatchEvents
+from skerry.sdk.options import SandboxOptions, spec_of
 from skerry.sdk.patience import SERVER_WAIT_S, WAIT_S, Patience
 from skerry.sdk.running import CANCEL_WITHIN_S
 from skerry.sdk.sandbox import AsyncSandbox
 from skerry.sdk.transport import Transport
-from skerry.sdk.typed import typed
 from skerry.spec.ids import SANDBOX_PATTERN
-from skerry.spec.limits import parse_bytes
-from skerry.spec.sandbox import CpuClass, OnIdle, SandboxInfo, SandboxSpec
+from skerry.spec.sandbox import SandboxInfo, SandboxSpec
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchItem, BatchResult
 from skerry.wire.http import SandboxPage
 
@@ -35,62 +35,18 @@ class AsyncSandboxes:
         self,
         backend: str = "container",
         *,
-        image: str = "debian:12",
-        layers: Sequence[str] = (),
-        cpu: float = 1.0,
-        cpu_class: str = "latency-sensitive",
-        cpu_weight: int = 100,
-        cpu_burst: float = 0.0,
-        memory: int | str = "1GiB",
-        pids: int = 512,
-        disk: int | str | None = None,
-        nofile: int = 4096,
-        env: dict[str, str] | None = None,
-        user: str = "root",
-        workdir: str | None = None,
-        hostname: str = "skerry",
-        network: Sequence[str] = (),
-        idle_timeout: float | None = None,
-        on_idle: str = "stop",
-        ttl: float | None = None,
-        labels: dict[str, str] | None = None,
         key: str | None = None,
-        detached: bool = False,
-        priority: int = 0,
         wait: float = WAIT_S,
+        **options: Unpack[SandboxOptions],
     ) -> AsyncSandbox:
-        """Returns a running sandbox. With `key`, a repeat returns the one that the first call made.
+        """Returns a running sandbox with these options.
 
-        If there is no room it waits for up to `wait` seconds, first in the node's queue and then by
-        asking again when the node said; among the creates of one client that wait, a higher
-        `priority` (-10 to 10) is first. Raises Overloaded with the limit and who holds it. A call
-        without `key` that is cancelled leaves none behind.
+        With `key`, a repeat returns the one that the first call made; a call without it that is
+        cancelled leaves none behind. If there is no room it waits for up to `wait` seconds, first in
+        the node's queue and then by asking again when the node said. Raises Overloaded with the limit
+        and who holds it.
         """
-        spec = spec_of(
-            backend,
-            image=image,
-            layers=layers,
-            cpu=cpu,
-            cpu_class=cpu_class,
-            cpu_weight=cpu_weight,
-            cpu_burst=cpu_burst,
-            memory=memory,
-            pids=pids,
-            disk=disk,
-            nofile=nofile,
-            env=env,
-            user=user,
-            workdir=workdir,
-            hostname=hostname,
-            network=network,
-            idle_timeout=idle_timeout,
-            on_idle=on_idle,
-            ttl=ttl,
-            labels=labels,
-            key=key or secrets.token_hex(16),
-            detached=detached,
-            priority=priority,
-        )
+        spec = spec_of(backend, key=key or secrets.token_hex(16), **options)
         try:
             info = await self._create(spec, Patience(wait))
         except asyncio.CancelledError:
@@ -125,58 +81,15 @@ class AsyncSandboxes:
         count: int,
         backend: str = "container",
         *,
-        image: str = "debian:12",
-        layers: Sequence[str] = (),
-        cpu: float = 1.0,
-        cpu_class: str = "latency-sensitive",
-        cpu_weight: int = 100,
-        cpu_burst: float = 0.0,
-        memory: int | str = "1GiB",
-        pids: int = 512,
-        disk: int | str | None = None,
-        nofile: int = 4096,
-        env: dict[str, str] | None = None,
-        user: str = "root",
-        workdir: str | None = None,
-        hostname: str = "skerry",
-        network: Sequence[str] = (),
-        idle_timeout: float | None = None,
-        on_idle: str = "stop",
-        ttl: float | None = None,
-        labels: dict[str, str] | None = None,
-        detached: bool = False,
-        priority: int = 0,
         wait: float = WAIT_S,
+        **options: Unpack[SandboxOptions],
     ) -> list[AsyncSandbox]:
         """Returns `count` running sandboxes made in one request, or raises and leaves none.
 
-        Waits for room for all of them for up to `wait` seconds. Cancelled, it leaves none either.
+        They are alike, with the options of `create`. Waits for room for all of them for up to
+        `wait` seconds. Cancelled, it leaves none either.
         """
-        spec = spec_of(
-            backend,
-            image=image,
-            layers=layers,
-            cpu=cpu,
-            cpu_class=cpu_class,
-            cpu_weight=cpu_weight,
-            cpu_burst=cpu_burst,
-            memory=memory,
-            pids=pids,
-            disk=disk,
-            nofile=nofile,
-            env=env,
-            user=user,
-            workdir=workdir,
-            hostname=hostname,
-            network=network,
-            idle_timeout=idle_timeout,
-            on_idle=on_idle,
-            ttl=ttl,
-            labels=labels,
-            key=secrets.token_hex(16),
-            detached=detached,
-            priority=priority,
-        )
+        spec = spec_of(backend, key=secrets.token_hex(16), **options)
         try:
             items = await self.create_batch(spec, count, all_or_nothing=True, wait=wait)
         except asyncio.CancelledError:
@@ -317,66 +230,3 @@ class AsyncSandboxes:
             if page.cursor is None:
                 return found
             cursor = [("cursor", page.cursor)]
-
-
-def spec_of(
-    backend: str,
-    *,
-    memory: int | str,
-    disk: int | str | None,
-    layers: Sequence[str],
-    network: Sequence[str],
-    idle_timeout: float | None,
-    on_idle: str,
-    ttl: float | None,
-    env: dict[str, str] | None,
-    labels: dict[str, str] | None,
-    image: str,
-    cpu: float,
-    cpu_class: str,
-    cpu_weight: int,
-    cpu_burst: float,
-    pids: int,
-    nofile: int,
-    user: str,
-    workdir: str | None,
-    hostname: str,
-    key: str | None,
-    detached: bool,
-    priority: int,
-) -> SandboxSpec:
-    """Returns the checked spec of what a caller asked for; raises InvalidRequest."""
-    for what, names_given in (("layers", layers), ("network", network)):
-        if isinstance(names_given, str):
-            raise InvalidRequest(f"{what} is a list: write {what}=[{names_given!r}]")
-    if on_idle not in OnIdle.__members__.values():
-        raise InvalidRequest(f"on_idle must be one of {', '.join(OnIdle)}, not {on_idle!r}")
-    if cpu_class not in CpuClass.__members__.values():
-        names = ", ".join(CpuClass)
-        raise InvalidRequest(f"cpu_class must be one of {names}, not {cpu_class!r}")
-    spec = SandboxSpec(
-        backend=backend,
-        image=image,
-        layers=tuple(layers),
-        cpu=cpu,
-        cpu_class=CpuClass(cpu_class),
-        cpu_weight=cpu_weight,
-        cpu_burst=cpu_burst,
-        memory_bytes=parse_bytes(memory, "memory"),
-        pids=pids,
-        disk_bytes=None if disk is None else parse_bytes(disk, "disk"),
-        nofile=nofile,
-        env=env or {},
-        user=user,
-        workdir=workdir,
-        hostname=hostname,
-        network=tuple(network),
-        idle_timeout_s=idle_timeout,
-        on_idle=OnIdle(on_idle),
-        ttl_s=ttl,
-        labels=labels or {},
-        key=key,
-        detached=detached,
-        priority=priority,
-    )
-    return typed(spec).check()

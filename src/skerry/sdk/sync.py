@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Unpack, cast
 
 from msgspec import UNSET, UnsetType
 
@@ -23,6 +23,7 @@ from skerry.sdk import stream as _stream
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
+from skerry.sdk.options import SandboxOptions
 from skerry.sdk.patience import WAIT_S
 from skerry.sdk.portal import Portal, to_async
 from skerry.sdk.running import Command
@@ -910,67 +911,20 @@ class Sandboxes:
         self,
         backend: str = "container",
         *,
-        image: str = "debian:12",
-        layers: Sequence[str] = (),
-        cpu: float = 1.0,
-        cpu_class: str = "latency-sensitive",
-        cpu_weight: int = 100,
-        cpu_burst: float = 0.0,
-        memory: int | str = "1GiB",
-        pids: int = 512,
-        disk: int | str | None = None,
-        nofile: int = 4096,
-        env: dict[str, str] | None = None,
-        user: str = "root",
-        workdir: str | None = None,
-        hostname: str = "skerry",
-        network: Sequence[str] = (),
-        idle_timeout: float | None = None,
-        on_idle: str = "stop",
-        ttl: float | None = None,
-        labels: dict[str, str] | None = None,
         key: str | None = None,
-        detached: bool = False,
-        priority: int = 0,
         wait: float = WAIT_S,
+        **options: Unpack[SandboxOptions],
     ) -> Sandbox:
-        """Returns a running sandbox. With `key`, a repeat returns the one that the first call made.
+        """Returns a running sandbox with these options.
 
-        If there is no room it waits for up to `wait` seconds, first in the node's queue and then by
-        asking again when the node said; among the creates of one client that wait, a higher
-        `priority` (-10 to 10) is first. Raises Overloaded with the limit and who holds it. A call
-        without `key` that is cancelled leaves none behind.
+        With `key`, a repeat returns the one that the first call made; a call without it that is
+        cancelled leaves none behind. If there is no room it waits for up to `wait` seconds, first in
+        the node's queue and then by asking again when the node said. Raises Overloaded with the limit
+        and who holds it.
         """
         return Sandbox(
             self._portal,
-            self._portal.call(
-                self._inner.create(
-                    backend,
-                    image=image,
-                    layers=layers,
-                    cpu=cpu,
-                    cpu_class=cpu_class,
-                    cpu_weight=cpu_weight,
-                    cpu_burst=cpu_burst,
-                    memory=memory,
-                    pids=pids,
-                    disk=disk,
-                    nofile=nofile,
-                    env=env,
-                    user=user,
-                    workdir=workdir,
-                    hostname=hostname,
-                    network=network,
-                    idle_timeout=idle_timeout,
-                    on_idle=on_idle,
-                    ttl=ttl,
-                    labels=labels,
-                    key=key,
-                    detached=detached,
-                    priority=priority,
-                    wait=wait,
-                )
-            ),
+            self._portal.call(self._inner.create(backend, key=key, wait=wait, **options)),
         )
 
     def create_many(
@@ -978,61 +932,15 @@ class Sandboxes:
         count: int,
         backend: str = "container",
         *,
-        image: str = "debian:12",
-        layers: Sequence[str] = (),
-        cpu: float = 1.0,
-        cpu_class: str = "latency-sensitive",
-        cpu_weight: int = 100,
-        cpu_burst: float = 0.0,
-        memory: int | str = "1GiB",
-        pids: int = 512,
-        disk: int | str | None = None,
-        nofile: int = 4096,
-        env: dict[str, str] | None = None,
-        user: str = "root",
-        workdir: str | None = None,
-        hostname: str = "skerry",
-        network: Sequence[str] = (),
-        idle_timeout: float | None = None,
-        on_idle: str = "stop",
-        ttl: float | None = None,
-        labels: dict[str, str] | None = None,
-        detached: bool = False,
-        priority: int = 0,
         wait: float = WAIT_S,
+        **options: Unpack[SandboxOptions],
     ) -> list[Sandbox]:
         """Returns `count` running sandboxes made in one request, or raises and leaves none.
 
-        Waits for room for all of them for up to `wait` seconds. Cancelled, it leaves none either.
+        They are alike, with the options of `create`. Waits for room for all of them for up to
+        `wait` seconds. Cancelled, it leaves none either.
         """
-        found = self._portal.call(
-            self._inner.create_many(
-                count,
-                backend,
-                image=image,
-                layers=layers,
-                cpu=cpu,
-                cpu_class=cpu_class,
-                cpu_weight=cpu_weight,
-                cpu_burst=cpu_burst,
-                memory=memory,
-                pids=pids,
-                disk=disk,
-                nofile=nofile,
-                env=env,
-                user=user,
-                workdir=workdir,
-                hostname=hostname,
-                network=network,
-                idle_timeout=idle_timeout,
-                on_idle=on_idle,
-                ttl=ttl,
-                labels=labels,
-                detached=detached,
-                priority=priority,
-                wait=wait,
-            )
-        )
+        found = self._portal.call(self._inner.create_many(count, backend, wait=wait, **options))
         return [Sandbox(self._portal, item) for item in found]
 
     def create_batch(

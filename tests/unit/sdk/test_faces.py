@@ -17,9 +17,9 @@ import pytest
 
 import skerry
 from skerry.errors import Conflict, InvalidRequest, Unavailable
+from skerry.sdk.options import spec_of
 from skerry.sdk.portal import Portal
 from skerry.sdk.running import command_of
-from skerry.sdk.sandboxes import spec_of
 from skerry.sdk.stream import events_of
 from skerry.spec.command import RunResult
 from skerry.wire.http import ErrorBody, StreamEvent
