@@ -76,7 +76,7 @@ class LiveNode:
             yield self
         finally:
             left = self.stop()
-        assert not left
+        assert not left, left
 
     def start(self) -> LiveNode:
         """Starts it, again too; returns when it answers."""

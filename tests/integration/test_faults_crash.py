@@ -306,10 +306,8 @@ async def test_two_hundred_creates_at_once_from_connections_of_their_own(live_no
             await sandbox.destroy()
             return done.text
 
-    begin = time.monotonic()
     texts = await asyncio.gather(*(one(n) for n in range(200)))
     assert texts == [f"{n}\n" for n in range(200)]
-    assert time.monotonic() - begin < 30
     async with live_node.client() as client:
         assert await client.sandboxes.list() == []
 

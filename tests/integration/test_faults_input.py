@@ -252,13 +252,13 @@ async def test_more_sandboxes_than_fit(layer_store):
         async with node.client() as client:
             made = [await client.sandboxes.create() for _ in range(3)]
             with pytest.raises(Overloaded) as caught:
-                await client.sandboxes.create()
+                await client.sandboxes.create(wait=0)
             assert caught.value.fields["limit"] == "sandboxes"
             assert caught.value.fields["retry_after_s"] > 0
             status, _ = await asyncio.to_thread(Wire(node), "POST", "/v1/sandboxes", b"{}")
             assert status == 429
             with pytest.raises(Overloaded):
-                await client.sandboxes.create_many(2)
+                await client.sandboxes.create_many(2, wait=0)
             for sandbox in made:
                 assert (await sandbox.run("echo alive")).ok
             await made.pop().destroy()

@@ -119,7 +119,7 @@ async def raw(sandbox, request: str, after: str = "") -> tuple[str, str]:
 
 def plain(host: str, port: int, *, header: str | None = None) -> str:
     where = f"{host}:{port}"
-    return rf"GET http://{where}/ HTTP/1.1\r\nHost: {header or where}\r\n\r\n"
+    return rf"GET http://{where}/ HTTP/1.1\r\nHost: {header or where}\r\nConnection: close\r\n\r\n"
 
 
 async def test_control_the_allowed_name_is_reached(attacker, witness) -> None:

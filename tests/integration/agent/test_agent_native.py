@@ -180,9 +180,7 @@ def test_timeout_ends_double_forked_session_leaders(client: Client) -> None:
     tree = (
         "for i in 1 2 3; do (setsid sh -c '(setsid sleep 6001 &) ; sleep 6001' &); done; sleep 6001"
     )
-    begin = time.monotonic()
     op = shell(client, f"echo before; {tree}", timeout_ms=300)
-    assert time.monotonic() - begin < 3
     assert op.done is not None
     assert (op.done[TIMED_OUT], op.done[SIGNO]) == (1, signal.SIGKILL)
     assert op.stdout == b"before\n", "partial output survives"
@@ -222,9 +220,9 @@ def test_signal_reaches_every_process(client: Client) -> None:
 def test_daemon_lives_on_and_its_pipe_never_blocks(client: Client) -> None:
     mark = "/tmp/daemon-mark"
     noisy = f"i=0; while [ $i -lt 3000 ]; do echo {'x' * 200}; i=$((i+1)); done; echo done > {mark}"
-    begin = time.monotonic()
-    op = shell(client, f"(sleep 0.3; {noisy}) & echo early")
-    assert time.monotonic() - begin < 2, "a daemon's pipe does not delay the result"
+    wait = "while ! [ -e /tmp/daemon-go ]; do sleep 0.05; done"
+    op = shell(client, f"({wait}; {noisy}) & echo early")
+    shell(client, "touch /tmp/daemon-go")
     assert op.stdout == b"early\n"
     assert eventually(lambda: client.file("read", mark, "0", "-1").stdout == b"done\n")
 
@@ -236,9 +234,9 @@ def test_groups_of_finished_commands_are_removed(client: Client, sandbox: Sandbo
 
 
 def test_orphans_are_reaped(client: Client) -> None:
-    shell(client, "for i in 1 2 3 4 5; do (setsid sleep 0.1 &); done")
-    time.sleep(0.3)
-    assert shell(client, "ps axo stat | grep -c Z").stdout == b"0\n"
+    shell(client, "for i in 1 2 3 4 5; do (setsid sleep 0.125 &); done")
+    look = "ps axo stat,args | grep -cE '^Z|^[^ ]+ +sleep 0.125$'"
+    assert eventually(lambda: shell(client, look).stdout == b"0\n")
 
 
 def test_out_of_memory_is_flagged(client: Client, sandbox: Sandbox) -> None:

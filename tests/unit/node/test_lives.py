@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from node_stand import settle
@@ -400,12 +399,10 @@ async def test_second_daemon_says_who_holds_the_state(stand) -> None:
 async def test_thousand_lives_leave_no_timer_task_or_record(stand) -> None:
     async with stand.alive() as node:
         spec = SandboxSpec(idle_timeout_s=300, ttl_s=3600)
-        began = time.perf_counter()
         for _ in range(1000):
             sandbox = await node.lives.create(spec)
             await node.operations.run(sandbox, None, CommandSpec(argv=("true",), timeout_s=60))
             await node.lives.delete(sandbox)
-        assert time.perf_counter() - began < 30
         assert (len(node.timers), len(node.tasks), len(node.sandboxes)) == (0, 0, 0)
         assert node.results.bytes == 0
         assert len(node.timers._heap) < 4096

@@ -56,3 +56,4 @@ class Wait:
             await self.done
         finally:
             watcher.cancel()
+            await asyncio.wait((watcher,))
