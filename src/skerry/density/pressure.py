@@ -88,13 +88,16 @@ class Brake:
     holds: bool = False
     times: int = 0  # how often it began to hold
 
-    def take(self, value: float) -> bool:
-        """Takes a new value; returns whether the brake holds now."""
+    def take(self, value: float, *, spare: bool = False) -> bool:
+        """Takes a new value; returns whether the brake holds now.
+
+        While there is enough to `spare` it does not, whatever the value.
+        """
         self.value = value
         if self.high <= 0:
             return False
         before = self.holds
-        self.holds = value >= self.low if before else value > self.high
+        self.holds = not spare and (value >= self.low if before else value > self.high)
         self.times += self.holds and not before
         return self.holds
 
@@ -126,7 +129,7 @@ class Pressure:
             )
             for kind, value in zip(Stall._fields, stall, strict=True):
                 brake = self.brakes[f"{resource}_{kind}"]
-                if brake.take(0.0 if spare else value):
+                if brake.take(value, spare=spare):
                     held.append(brake)
         return held
 

@@ -61,6 +61,8 @@ def test_memory_stalls_brake_only_while_memory_is_short() -> None:
     assert [brake.name for brake in pressure.look(0.1)] == ["memory_some", "memory_full"]
     files[f"{HOST}/memory"] = stalled(15, 1)
     assert [brake.name for brake in pressure.look(0.1)] == ["memory_some"]
+    assert pressure.look(0.9) == []  # there is memory again, whatever stalls
+    assert pressure.brakes["memory_some"].value == 15.0  # which is still what is told
     files[f"{HOST}/memory"] = CALM
     assert pressure.look(0.1) == []
 

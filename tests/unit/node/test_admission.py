@@ -11,9 +11,9 @@ from node_stand import settle
 
 from skerry.density.pressure import Marks, Pressure
 from skerry.errors import Overloaded, Unavailable
-from skerry.node.admission.doors import Admission
+from skerry.node.admission.doors import JITTER, Admission
 from skerry.node.admission.holders import Holder
-from skerry.node.admission.shortage import Claim
+from skerry.node.admission.shortage import Claim, Shortage
 from skerry.node.admission.waits import Wait
 from skerry.node.config import Limits
 from skerry.node.gauges.readings import Descriptors, Host, Readings
@@ -91,6 +91,28 @@ def test_full_node_tells_numbers_and_the_biggest_holders(world) -> None:
         {"who": "job flask", "sandboxes": 1},
         {"who": "you", "sandboxes": 1},
     ]
+
+
+def test_holders_that_came_since_the_last_refusal_are_named(world) -> None:
+    node = world(sandboxes_max=0)
+    assert node.refused(job="a")["holders"] == [{"who": "you", "sandboxes": 0}]
+    node.door.count(Claim("x", Holder("another", None, "b")))
+    node.door.count(Claim("y", Holder(job="c")))
+    assert node.refused(job="a")["holders"] == [
+        {"who": "another token", "sandboxes": 1},
+        {"who": "job c", "sandboxes": 1},
+        {"who": "you", "sandboxes": 0},
+    ]
+
+
+def test_among_thousands_of_holders_the_biggest_are_named(world) -> None:
+    node = world(sandboxes_max=0)
+    for number in range(2_000):
+        node.door.count(Claim(f"x{number}", Holder(job=f"job-{number}")))
+    node.refused()
+    for number in range(100):
+        node.door.count(Claim(f"y{number}", Holder(job="late")))
+    assert node.refused()["holders"][0] == {"who": "job late", "sandboxes": 100}
 
 
 def test_other_tokens_jobs_and_owners_keep_their_names(world) -> None:
@@ -230,7 +252,7 @@ async def test_time_to_come_back_follows_the_rate_of_ends(world, manual) -> None
         node.door.release(live.pop(0))
         live.append(node.admit())
         await manual.advance(0.5)
-    assert node.refused()["retry_after_s"] == 1.0  # the least that is said
+    assert node.refused()["retry_after_s"] == 1.25  # the least that is said, before the jitter
     waits = [node.wait() for _ in range(20)]
     assert 9 < node.refused()["retry_after_s"] < 14
     assert len(waits) == 20
@@ -245,6 +267,15 @@ def test_clients_are_told_different_times() -> None:
         told.add(caught.value.fields["retry_after_s"])
     assert len(told) > 5
     assert all(4.0 <= seconds <= 6.25 for seconds in told)
+
+
+def test_time_to_come_back_is_never_below_a_second_nor_above_a_minute() -> None:
+    for jitter, waits in ((JITTER[0], 0.0), (JITTER[1], 1e6)):
+        door = Admission(
+            Limits(sandboxes_max=0), _Still(), Timers(_Still()), jitter=lambda *_, j=jitter: j
+        )
+        told = door._refuse(Shortage("x", "x", {}, waits), None).fields["retry_after_s"]
+        assert told == (1.0 if waits == 0 else 60.0)
 
 
 class _Still:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
+from typing import Any
 
 from skerry.node.gauges.loopwatch import BEAT_S, BOUNDS_S, LoopWatch, where
 
@@ -61,3 +63,22 @@ def test_innermost_line_of_ours_is_named() -> None:
     import sys
 
     assert "test_loopwatch.py" in where(sys._getframe())
+
+
+def stack(*names: str) -> Any:
+    """Frames of files, the innermost first."""
+    frame = None
+    for name in reversed(names):
+        code = SimpleNamespace(co_filename=name, co_name="f")
+        frame = SimpleNamespace(f_code=code, f_lineno=7, f_back=frame)
+    return frame
+
+
+def test_loop_that_stands_in_no_code_at_all_is_the_machines_doing() -> None:
+    below = ("/lib/asyncio/runners.py", "/x/skerry/cli/node.py")
+    idle = where(stack(*below))
+    assert "machine" in idle
+    assert where(stack("/lib/selectors.py", "/lib/asyncio/base_events.py", *below)) == idle
+    assert where(stack("/x/skerry/node/files.py", *below)) == "node/files.py:7 (f)"
+    assert where(stack("/lib/json.py", "/x/skerry/wire/a.py", *below)) == "wire/a.py:7 (f)"
+    assert where(stack("/lib/ssl.py", *below)) == "/lib/ssl.py:7 (f)"

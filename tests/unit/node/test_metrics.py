@@ -99,6 +99,47 @@ async def test_deaths_failures_and_refusals_are_told_apart(stand, manual) -> Non
         assert seen['skerry_refusals_total{limit="sandboxes"}'] == 1
 
 
+async def test_brakes_are_told_with_value_state_and_count(stand, manual) -> None:
+    limits = Limits(memory_free_min_bytes=0, disk_free_min_bytes=0, loop_lag_max_s=3.0)
+    async with stand.serving(limits=limits) as (node, api):
+        shortages = node.admission.shortages
+        lag = 0.0
+        shortages._lag = lambda: lag
+        for lag, held in ((5.0, 1), (2.0, 1), (0.1, 0), (4.0, 1)):
+            await manual.advance(1)
+            seen = await scrape(api)
+            assert seen['skerry_brake_value{brake="loop_lag"}'] == lag
+            assert seen['skerry_brake_held{brake="loop_lag"}'] == held
+        assert seen['skerry_brake_engaged_total{brake="loop_lag"}'] == 2
+        kinds = [f"{name}_{kind}" for name in ("cpu", "memory", "io") for kind in ("some", "full")]
+        assert {f'skerry_brake_held{{brake="{kind}"}}' for kind in kinds} <= seen.keys()
+
+
+async def test_prometheus_own_parser_reads_the_page_and_finds_the_same(stand) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="no prometheus-client here")
+    async with stand.serving() as (_, api):
+        sid = await api.create(labels={"job": 'a"b\\c'})
+        await api.call("POST", f"/v1/sandboxes/{sid}/run", {"argv": ["true"]})
+        async with api.session.get("/metrics") as answer:
+            assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+            text = await answer.text()
+        families = list(parser.text_string_to_metric_families(text))
+        samples = [sample for family in families for sample in family.samples]
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        assert len(samples) == len(lines)
+        assert {family.type for family in families} == {"counter", "gauge", "histogram"}
+        assert len({family.name for family in families}) == len(families)
+        for family in families:  # counts of a histogram only rise, to the number of values
+            series: dict[tuple[tuple[str, str], ...], list[float]] = {}
+            for sample in family.samples if family.type == "histogram" else ():
+                labels = {name: value for name, value in sample.labels.items() if name != "le"}
+                if sample.name.endswith(("_bucket", "_count")):
+                    series.setdefault(tuple(labels.items()), []).append(sample.value)
+            for counts in series.values():
+                assert counts == sorted(counts)
+                assert counts[-1] == counts[-2]
+
+
 async def test_labels_never_come_from_a_client(stand) -> None:
     """However many paths, ids, labels and methods clients try, the page grows no new sample."""
     async with stand.serving() as (_, api):

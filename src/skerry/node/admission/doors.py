@@ -24,7 +24,7 @@ from skerry.node.config import Limits
 from skerry.node.gauges.readings import Readings
 from skerry.node.timers import Timer, Timers
 
-RETRY_S = (1.0, 60.0)
+RETRY_S = (1.25, 48.0)  # with the jitter between one second and a minute
 RETRY_UNKNOWN_S = 5.0  # when nothing has ended lately, nobody can tell
 JITTER = (0.8, 1.25)
 DRAINING_RETRY_S = 30.0
@@ -346,7 +346,6 @@ class Admission:
             "admitted_total": self.admitted.total,
             "ended_total": self.ended.total,
             "refused_total": self.refused.total(),
-            "brakes_held": len(shortages.held) + shortages.loop_brake.holds,
             "memory_available_bytes": shortages.readings.memory_available,
             "disk_free_bytes": shortages.readings.disk_free,
         }

@@ -41,12 +41,12 @@ class Holder(NamedTuple):
 
 
 class Holders:
-    """Counts places by holder. The order of the biggest is at most FRESH changes old."""
+    """Counts places by holder. Among many the order of the biggest is at most FRESH changes old."""
 
     def __init__(self) -> None:
         self._counts: Counter[Holder] = Counter()
         self._biggest: list[Holder] = []
-        self._changes = FRESH
+        self._changes = 0
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -69,11 +69,17 @@ class Holders:
 
     def told_to(self, other: Holder) -> list[dict[str, Any]]:
         """Returns the biggest holders as one of them may see them; nothing tells tokens apart."""
-        if self._changes >= FRESH:  # thousands of refusals a second must not sort thousands
-            self._changes = 0
-            self._biggest = heapq.nlargest(LOOKED_AT, self._counts, key=self._counts.__getitem__)
         merged: Counter[str] = Counter()
-        for holder in self._biggest:
+        for holder in self._big():
             merged[holder.told_to(other)] += self._counts.get(holder, 0)
         told = [{"who": who, "sandboxes": count} for who, count in merged.most_common(SHOWN)]
         return [*told, {"who": "you", "sandboxes": self.of(other)}]
+
+    def _big(self) -> list[Holder]:
+        if len(self._counts) <= LOOKED_AT:
+            return list(self._counts)
+        if self._changes >= FRESH or not self._biggest:
+            # Thousands of refusals a second must not sort thousands of holders.
+            self._changes = 0
+            self._biggest = heapq.nlargest(LOOKED_AT, self._counts, key=self._counts.__getitem__)
+        return self._biggest

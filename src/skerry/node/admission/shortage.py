@@ -97,6 +97,12 @@ class Shortages:
         high = limits.loop_lag_max_s
         self.loop_brake = Brake("loop_lag", high, high * LAG_LOW)
 
+    @property
+    def brakes(self) -> list[Brake]:
+        """Every brake, whether it holds or not, as it was at the last look."""
+        pressure = [] if self.pressure is None else list(self.pressure.brakes.values())
+        return [*pressure, self.loop_brake]
+
     def find(self, claims: Claims, claim: Claim) -> Shortage | None:
         """Returns the first limit that says no."""
         limits = self._limits

@@ -25,6 +25,8 @@ BEAT_S = 0.25
 OVERDUE_S = 0.5  # from here on the stack is read
 WARN_S = 1.0
 WARN_EVERY_S = 60.0
+# What runs a loop; uvloop shows no frames of its own.
+LOOPS: Final = ("/asyncio/runners.py", "/asyncio/base_events.py", "/selectors.py")
 BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -105,11 +107,16 @@ class LoopWatch:
 
 
 def where(frame: FrameType) -> str:
-    """Returns file:line (function) of the innermost frame of Skerry's, or of the innermost."""
+    """Returns file:line (function) of the innermost frame of Skerry's, or of the innermost.
+
+    Below the loop's own frame nothing holds it up: then it is the machine that does not run it.
+    """
     inner: FrameType | None = frame
-    while inner is not None:
+    while inner is not None and not inner.f_code.co_filename.endswith(LOOPS):
         name = inner.f_code.co_filename
         if "/skerry/" in name:
             return f"{name.rpartition('/skerry/')[2]}:{inner.f_lineno} ({inner.f_code.co_name})"
         inner = inner.f_back
+    if frame.f_code.co_filename.endswith(LOOPS):
+        return "nothing of its own: the machine does not let it run"
     return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from skerry.backends.api import Gauged
+from skerry.density.pressure import Brake
 from skerry.errors import SkerryError
 from skerry.node.commands.operation import Op
 from skerry.node.life.sandbox import Sandbox
@@ -167,6 +168,7 @@ def page(
     refused: Mapping[str, int],
     gauges: Mapping[str, float],
     histograms: Mapping[str, Histogram],
+    brakes: Iterable[Brake],
     backends: Mapping[str, object],
     version: str,
 ) -> str:
@@ -179,6 +181,7 @@ def page(
     out += _family("skerry_refusals_total", "counter", "Requests refused, by the limit.",
                    _by("limit", limits))  # fmt: skip
     out += metrics.lines()
+    out += _brake_lines(list(brakes))
     for name, histogram in histograms.items():
         out += [*_head(f"skerry_{name}", "histogram", ""), *histogram.lines(f"skerry_{name}")]
     for name, value in {**gauges, **process_gauges()}.items():
@@ -193,6 +196,17 @@ def page(
     for name, series in own.items():
         out += _family(f"skerry_backend_{_NAME.sub('_', name)}", "gauge", "", series)
     return "\n".join(out) + "\n"
+
+
+def _brake_lines(brakes: list[Brake]) -> Iterator[str]:
+    yield from _family(
+        "skerry_brake_value", "gauge", "Percent of the last ten seconds; for loop_lag, seconds.",
+        (((("brake", brake.name),), brake.value) for brake in brakes),
+    )  # fmt: skip
+    yield from _family("skerry_brake_held", "gauge", "Whether it stops creates now.",
+                       (((("brake", brake.name),), int(brake.holds)) for brake in brakes))  # fmt: skip
+    yield from _family("skerry_brake_engaged_total", "counter", "How often it began to.",
+                       (((("brake", brake.name),), brake.times) for brake in brakes))  # fmt: skip
 
 
 def process_gauges() -> dict[str, float]:

@@ -52,6 +52,7 @@ async def metrics(node: Node, exchange: Exchange) -> None:
         refused=node.admission.refused,
         gauges=node.gauges(),
         histograms={"loop_beats_seconds": node.loop_watch.beats},
+        brakes=node.admission.shortages.brakes,
         backends=node.backends,
         version=node.version,
     )
