@@ -74,14 +74,14 @@ class Runner:
         """Yields its output as it comes, then its result; leaving early ends it inside."""
         op = secrets.token_hex(16)
         finished = False
+        debt = self._transport.debts.owe(lambda: self.cancel_quietly(op))
         try:
             chunks = self._transport.receive("POST", f"{self._root}/stream?op={op}", body=spec)
             async for event in events_of(chunks):
                 finished = event.result is not None
                 yield event
         finally:
-            if not finished:
-                await self.cancel_quietly(op)
+            await debt.settle(owed=not finished)
 
     async def cancel_quietly(self, op: str) -> None:
         """Ends a command for a caller who is leaving: whether that arrives matters less than why."""

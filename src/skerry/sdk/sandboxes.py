@@ -153,14 +153,14 @@ class AsyncSandboxes:
         key = spec.key or secrets.token_hex(16)
         events = BatchEvents(self._transport, msgspec.structs.replace(spec, key=key), count, wait)
         yielded: list[str] = []
+        debt = self._transport.debts.owe(lambda: self._undo_batch(key, yielded))
         try:
             async with contextlib.aclosing(events.infos()) as infos:
                 async for info in infos:
                     yielded.append(info.id)
                     yield AsyncSandbox(self._transport, info)
         finally:
-            if not events.finished:
-                await self._undo_batch(key, yielded)
+            await debt.settle(owed=not events.finished)
         for index, error in sorted(events.errors.items()):
             if failed is None:
                 raise error

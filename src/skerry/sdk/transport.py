@@ -21,6 +21,7 @@ import msgspec
 from yarl import URL
 
 from skerry.errors import Bug, SkerryError, Unavailable
+from skerry.sdk.debts import Debts
 from skerry.wire.http import MSGPACK, OWNER_HEADER, ErrorBody
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Transport:
         self.base = base.rstrip("/")
         self.socket_path = socket_path
         self.owner: str | None = None
+        self.debts = Debts()
         self._token = token
         self._closed = False
         self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = WeakKeyDictionary()
@@ -126,7 +128,11 @@ class Transport:
         return headers
 
     async def close(self) -> None:
-        """Closes the connections of the running loop; nothing can be asked afterwards."""
+        """Closes the connections of the running loop; nothing can be asked afterwards.
+
+        What iterations that were left early have to say is said before.
+        """
+        await self.debts.pay()
         self._closed = True
         held = self._sessions.pop(asyncio.get_running_loop(), None)
         if held is not None:
