@@ -74,7 +74,7 @@ class AsyncFiles:
             params["length"] = str(length)
         if tail is not None:
             params["tail"] = str(tail)
-        async for chunk in self._transport.receive("GET", f"{self._root}/files", params=params):
+        async for chunk in self._transport.fetch(f"{self._root}/files", params):
             yield chunk
 
     async def write(
@@ -347,7 +347,7 @@ class AsyncFiles:
             target /= path.rstrip("/").rpartition("/")[2]
         sparse = info.allocated is not None and info.allocated + WORTH <= info.size
         params = _params(path, user, sparse=sparse)
-        chunks = self._transport.receive("GET", f"{self._root}/files", params=params)
+        chunks = self._transport.fetch(f"{self._root}/files", params)
         async with aclosing(chunks):
             total = await save_file(chunks, target, info.mode, info.mtime, progress, sparse=sparse)
         whole = sparse or info.size in {0, total}
@@ -365,9 +365,7 @@ class AsyncFiles:
         Holes come in the sparse format 1.0 of GNU tar. If something was left out or changed while it
         was read, a last member "./" has a pax `comment` with a line for each.
         """
-        async for chunk in self._transport.receive(
-            "GET", f"{self._root}/tree", params=_params(path, user)
-        ):
+        async for chunk in self._transport.fetch(f"{self._root}/tree", _params(path, user)):
             yield chunk
 
     async def _op(self, op: str, path: str, to: str | None = None, **fields: object) -> Entries:

@@ -341,9 +341,7 @@ class AsyncSandbox:
 
     async def diff_tar(self, under: str = "/") -> AsyncIterator[bytes]:
         """Yields a tar of the added and modified paths beneath `under`."""
-        async for chunk in self._transport.receive(
-            "GET", f"{self._root}/diff/tar", params={"under": under}
-        ):
+        async for chunk in self._transport.fetch(f"{self._root}/diff/tar", {"under": under}):
             yield chunk
 
     async def commit(self, name: str, *, exclude: Sequence[str] = ()) -> LayerManifest:

@@ -12,6 +12,7 @@ import io
 import random
 import socket
 from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
 from typing import Any, TypeVar, overload
 from urllib.parse import urlencode
 from weakref import WeakKeyDictionary
@@ -23,6 +24,7 @@ from yarl import URL
 from skerry.errors import Bug, SkerryError, Unavailable
 from skerry.sdk.debts import Debts
 from skerry.wire.http import MSGPACK, OWNER_HEADER, ErrorBody
+from skerry.wire.pieces import PIECES, PieceReader
 
 T = TypeVar("T")
 Query = dict[str, str] | list[tuple[str, str]] | None
@@ -279,23 +281,44 @@ class Transport:
             raise Unavailable(f"the transfer to {self.where} broke off: {error}") from error
 
     async def receive(
-        self, method: str, path: str, *, params: Query = None, body: Any = None
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Query = None,
+        body: Any = None,
+        accept: str | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """Yields an answer's body piece by piece; a body that breaks off raises Unavailable."""
         data = None if body is None else _encode(body)
+        headers = self.headers(MSGPACK if data is not None else None)
+        if accept is not None:
+            headers["Accept"] = accept
         try:
             async with self.session().request(
                 method,
                 self._address(path, params),
                 data=_body(data),
-                headers=self.headers(MSGPACK if data is not None else None),
+                headers=headers,
             ) as response:
                 if response.status >= 400:
                     raise error_of(await response.read(), response.status, self.where)
+                if accept not in (None, response.content_type):
+                    raise Unavailable(f"{self.where} knows no {accept}: it is of another version")
                 async for chunk in response.content.iter_any():
                     yield chunk
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the transfer from {self.where} broke off: {error}") from error
+
+    async def fetch(self, path: str, params: Query = None) -> AsyncGenerator[bytes, None]:
+        """Yields what comes out of a sandbox; raises why it failed midway, whose fault that ever is."""
+        reader = PieceReader()
+        async with aclosing(self.receive("GET", path, params=params, accept=PIECES)) as chunks:
+            async for chunk in chunks:
+                for piece in reader.feed(chunk):
+                    yield piece
+        if not reader.ended:
+            raise reader.error() or Unavailable(f"the transfer from {self.where} has no end")
 
     async def socket(self, path: str, params: Query = None) -> aiohttp.ClientWebSocketResponse:
         """Opens a WebSocket; messages on it are msgpack."""

@@ -71,6 +71,9 @@ A stream is a sequence of u32 little-endian length + msgpack StreamEvent; one th
 A stream of FileEvent (wire/files.py) is framed in the same way and ends with `done` or `error`. With
 `sparse` a file's content is GNU tar's sparse format 1.0: a map of its pieces, then the pieces.
 
+What GET gives of `files`, `tree` and `diff/tar` breaks off when it fails midway; who accepts
+`application/x-skerry-pieces` (wire/pieces.py) is told why, and so whose fault it is.
+
 A reader of `stream`, and of `output` unless `pace=0`, sets the command's pace: nothing is lost, and
 a slow one slows the command. With `pace=0` it is cut off when it falls too far behind.
 

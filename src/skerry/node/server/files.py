@@ -18,6 +18,7 @@ from skerry.node.server.exchange import Exchange
 from skerry.spec.files import Change
 from skerry.wire.files import FILES_STREAM, FileEvent, event_to_wire, info_to_wire
 from skerry.wire.http import ErrorBody
+from skerry.wire.pieces import END, PIECES, failed, head_of
 
 BYTES = "application/octet-stream"
 TAR = "application/x-tar"
@@ -176,10 +177,30 @@ def frame(event: FileEvent) -> bytes:
 async def _give(exchange: Exchange, pieces: AsyncIterator[bytes], content_type: str) -> None:
     """Streams pieces. An error before the first is an answer; after it, the answer breaks off.
 
+    Who accepts PIECES is told the error then, too.
+
     When the client goes away, so does the work: the iterator is closed where it stands.
     """
-    await exchange.while_there(_send(exchange, pieces, content_type))
+    if exchange.header(b"accept") != PIECES:
+        await exchange.while_there(_send(exchange, pieces, content_type))
+        await exchange.close_stream()
+        return
+    last = END
+    try:
+        await exchange.while_there(_send(exchange, _headed(pieces), PIECES))
+    except SkerryError as error:
+        if not exchange.started:
+            raise
+        last = failed(error)
+    await exchange.write(last)
     await exchange.close_stream()
+
+
+async def _headed(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async with aclosing(cast("AsyncGenerator[bytes]", pieces)):
+        async for piece in pieces:
+            if piece:
+                yield head_of(piece) + piece
 
 
 async def _give_events(exchange: Exchange, events: AsyncIterator[bytes]) -> None:
