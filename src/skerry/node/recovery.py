@@ -19,7 +19,6 @@ from skerry.backends.api import Instance, Sweepable
 from skerry.errors import Bug, OutcomeUnknown, PlatformError, SkerryError, StorageFailed
 from skerry.guest.api import LiveOperation
 from skerry.guest.client import GuestClient
-from skerry.guest.output import MemorySink
 from skerry.node import ledger
 from skerry.node.clock import sleep
 from skerry.node.commands import command
@@ -27,7 +26,7 @@ from skerry.node.commands.answers import past_of
 from skerry.node.commands.inputs import ShortInput, SpooledInput
 from skerry.node.commands.operation import Op, Past
 from skerry.node.life.creation import claim_of
-from skerry.node.life.link import RECONNECT_S, Link
+from skerry.node.life.link import RECONNECT_S, Link, let_go
 from skerry.node.life.sandbox import HANDLES_BLOCK, Sandbox
 from skerry.node.node import Node
 from skerry.spec.command import CommandSpec
@@ -317,8 +316,8 @@ def _attach(node: Node, sandbox: Sandbox, story: Story, client: GuestClient) -> 
             continue
         op = _enter(node, sandbox, story, asked)
         node.tasks.spawn(node.execution.drive(sandbox, op, link))
-    for operation in live.values():
-        _let_go(client, operation)
+    for operation in live.values():  # transfers of files, and what was answered already
+        let_go(client, operation)
     sandbox.state = State.PAUSED if story.paused else State.RUNNING
     sandbox.changes += 1
     ready, sandbox.deferred = sandbox.deferred, []
@@ -362,14 +361,3 @@ def _enter(node: Node, sandbox: Sandbox, story: Story, asked: ledger.Asked) -> O
     op.adopted = op.sent = True
     node.execution.enter(sandbox, op)
     return op
-
-
-def _let_go(client: GuestClient, operation: LiveOperation) -> None:
-    """Ends what nobody asks for any more: transfers of files, and what was answered already."""
-    try:
-        if operation.done:
-            client.acknowledge(operation.handle)
-        else:
-            client.attach(operation.handle, operation.op_id, MemorySink(0), 0, 0).abandon()
-    except SkerryError as error:
-        log.debug("an operation of an earlier node was not ended: %s", error)

@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from skerry.backends.api import Instance
 from skerry.errors import Conflict, SandboxFailed, SkerryError, Unavailable
+from skerry.guest.api import LiveOperation
 from skerry.guest.channel import same_error
 from skerry.guest.client import GuestClient
 from skerry.guest.forward import Listener, OnConnection
+from skerry.guest.output import MemorySink
 from skerry.node.clock import Clock, sleep
 
 CONNECT_S = 10.0  # for one connection, to the agent's WELCOME
@@ -45,7 +47,8 @@ class Link:
     `on_death(reason)` is called at most once, from the event loop: the instance has ended by
     itself, its agent broke the protocol, or cannot be reached. Whoever waits in `ready` then gets
     the error that `end` is given. There is no task a sandbox: watching for the death of PID 1
-    begins when the channel is lost, and that is when it dies.
+    begins when the channel is lost, and that is when it dies. What the agent still knows when the
+    connection was made again, and whose handle is not among the `wanted`, is let go of.
     """
 
     def __init__(
@@ -56,10 +59,12 @@ class Link:
         on_death: Callable[[str], None],
         new_handle: Callable[[], int],
         *,
+        wanted: Callable[[], Collection[int]],
         held: bool = False,
     ) -> None:
         self.over: asyncio.Future[SkerryError] = asyncio.get_running_loop().create_future()
         self.new_handle = new_handle
+        self._wanted = wanted
         self._ports: list[Port] = []
         self._instance = instance
         self._clock = clock
@@ -261,7 +266,7 @@ class Link:
     async def _try(self, began: float) -> bool:
         """Returns whether the question is settled: connected again, or given up."""
         try:
-            await self.connect()
+            client = await self.connect()
         except SandboxFailed as error:
             self._died(error.message)
             return True
@@ -270,6 +275,10 @@ class Link:
                 return False
             self._died(f"its agent cannot be reached: {error.message}")
             return True
+        wanted = self._wanted()
+        for operation in client.live:  # its ACK was lost, or its end would be nobody's business
+            if operation.handle not in wanted:
+                let_go(client, operation)
         return True
 
     def _died(self, reason: str) -> None:
@@ -281,6 +290,17 @@ class Link:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def let_go(client: GuestClient, operation: LiveOperation) -> None:
+    """Ends an operation that nobody asks for any more, and lets the agent forget it."""
+    try:
+        if operation.done:
+            client.acknowledge(operation.handle)
+        else:
+            client.attach(operation.handle, operation.op_id, MemorySink(0), 0, 0).abandon()
+    except SkerryError as error:
+        log.debug("an operation inside was not ended: %s", error)
 
 
 def _how(death: asyncio.Future[Any]) -> str:

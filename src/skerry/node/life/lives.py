@@ -83,6 +83,7 @@ class Lives:
             self._tasks.spawn,
             died,
             lambda: self._handles.new(sandbox),
+            wanted=sandbox.handles_in_use,
             held=sandbox.held_since is not None,
         )
         self._networks.attach(sandbox, link)

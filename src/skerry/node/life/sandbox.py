@@ -154,6 +154,11 @@ class Sandbox:
             return []
         return [op for op in self.ops.values() if not isinstance(op, tuple)]
 
+    def handles_in_use(self) -> set[int]:
+        """Returns the handles of what the agent must keep: commands under way, and sessions."""
+        sessions = {session.handle for session in self.sessions.values()}
+        return sessions.union(op.handle for op in self.under_way())
+
     def touch(self, wall: float, monotonic: float) -> None:
         """Counts as activity now."""
         self.last_activity = wall
