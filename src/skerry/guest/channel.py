@@ -17,6 +17,8 @@ from skerry.wire.frames import Frame, FrameDecoder, ProtocolError
 UNSENT_BYTES_HIGH: Final = 128 * 1024  # writers of content wait above this
 UNSENT_BYTES_REFUSE: Final = 1024 * 1024  # new operations are refused above this
 UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
+LATE_FRAMES_MAX: Final = 8  # for each, the agent holds an ended operation
+LATE_S: Final = 1.0
 
 
 def same_error(error: SkerryError) -> SkerryError:
@@ -41,6 +43,10 @@ class Channel(asyncio.Protocol):
         self._on_lost = on_lost
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
+        self._loop = loop
+        self._late: list[bytes] = []  # frames that can wait; sent before any other one
+        self._late_since = 0.0
+        self._late_timer: asyncio.TimerHandle | None = None
         self._may_write = asyncio.Event()
         self._may_write.set()
 
@@ -84,9 +90,38 @@ class Channel(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             raise Unavailable("the channel to the guest agent is not connected")
+        if self._late:
+            data = b"".join((*self._late, data))
+            self._late.clear()
         transport.write(data)
         if not self._may_write.is_set() and self._unsent() > UNSENT_BYTES_MAX:
             self.end(Unavailable("the guest agent does not read what is sent to it"))
+
+    def send_late(self, frame: bytes) -> None:
+        """Sends a frame that can wait: before the next one, or after LATE_S, or LATE_FRAMES_MAX.
+
+        So it costs no write of its own, and the agent is not woken for it, while there is traffic.
+        It is lost without a word if the channel ends before that.
+        """
+        if self.lost.done():
+            return
+        if not self._late:
+            self._late_since = self._loop.time()
+        self._late.append(frame)
+        if len(self._late) >= LATE_FRAMES_MAX:
+            self.send(b"")
+        elif self._late_timer is None:
+            self._late_timer = self._loop.call_later(LATE_S, self._late_is_due)
+
+    def _late_is_due(self) -> None:
+        """One timer serves all, and is not set again with each frame: that is what it would cost."""
+        self._late_timer = None
+        if self._late:
+            left = self._late_since + LATE_S - self._loop.time()
+            if left > 0:
+                self._late_timer = self._loop.call_later(left, self._late_is_due)
+            else:
+                self.send(b"")
 
     async def writable(self) -> None:
         """Returns when content may be sent; raises the channel's error if it has ended."""
@@ -101,6 +136,9 @@ class Channel(asyncio.Protocol):
         if self.lost.done():
             return
         self.lost.set_result(error)
+        self._late.clear()
+        if self._late_timer is not None:
+            self._late_timer.cancel()
         if self._transport is not None:
             self._transport.abort()
         self._may_write.set()

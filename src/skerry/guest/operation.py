@@ -162,13 +162,13 @@ class RunningOperation:
         self._tell(guest.Resize(rows, cols))
 
     def acknowledge(self) -> None:
-        """Tells the agent that the result is recorded, so that it forgets it.
+        """Tells the agent, soon, that the result is recorded, so that it forgets it.
 
         Does nothing without a result, or when the channel is lost: the agent then names the
         operation again in the next WELCOME.
         """
-        if self._outcome is not None and not self._channel.lost.done():
-            self._send(guest.Ack(), streams.CONTROL)
+        if self._outcome is not None:
+            self._send_late(guest.Ack())
 
     def fail(self, error: SkerryError) -> None:
         """Cancels it and throws away what is left of it: `wait` raises the error."""
@@ -221,7 +221,7 @@ class RunningOperation:
                 f" after {out.received} and {err.received}"
             )
         if self._sink is None:
-            self._send(guest.Ack(), streams.CONTROL)
+            self._send_late(guest.Ack())
         else:
             self._outcome = outcome_of(done, done.stdout_total, done.stderr_total)
         self._finish()
@@ -265,6 +265,11 @@ class RunningOperation:
     def _send(self, message: guest.Message, channel: int) -> None:
         stream = streams.operation_stream(self.handle, channel)
         self._channel.send(guest.encode(message, self._generation, stream))
+
+    def _send_late(self, message: guest.Message) -> None:
+        """Sends a control frame that nothing inside waits for; see `Channel.send_late`."""
+        stream = streams.operation_stream(self.handle, streams.CONTROL)
+        self._channel.send_late(guest.encode(message, self._generation, stream))
 
     def _tell(self, message: guest.Message) -> None:
         """Sends a control frame, unless the operation has ended; raises if the channel has."""

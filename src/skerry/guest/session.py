@@ -93,7 +93,7 @@ class SessionCommand(RunningOperation):
 
     def acknowledge(self) -> None:
         """Tells the agent that the result is recorded, so that it forgets it."""
-        if self._outcome is not None and not self._channel.lost.done():
+        if self._outcome is not None:
             self._session.acknowledge_command(self.seq)
 
     def take_ran(self, ran: Ran) -> None:
@@ -243,7 +243,7 @@ class RunningSession(RunningOperation):
 
     def acknowledge_command(self, seq: int) -> None:
         """The command's result is recorded: the agent forgets it and its output."""
-        self._send(guest.Ack(seq), streams.CONTROL)
+        self._send_late(guest.Ack(seq))
         if seq == self.seq and self._command is None:
             self._forgotten()
 

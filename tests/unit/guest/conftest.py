@@ -9,12 +9,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from skerry.guest import channel
 from skerry.guest.client import GuestClient
 from skerry.wire import guest, streams
 from skerry.wire.frames import FrameDecoder, encode_frame
 
 NONCE = b"nonce of 16 byte"
 GENERATION = 7
+
+
+@pytest.fixture(autouse=True)
+def late_frames(monkeypatch) -> None:
+    """Frames that can wait do not wait long."""
+    monkeypatch.setattr(channel, "LATE_S", 0.01)
 
 
 class Agent:
