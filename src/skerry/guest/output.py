@@ -311,7 +311,7 @@ class SpoolSink:
     @property
     def truncated(self) -> bool:
         """Whether bytes were cut out of the middle of a stream."""
-        return any(self.total(stream) > self._limit for stream in _NAMES)
+        return self.total(Stream.STDOUT) > self._limit or self.total(Stream.STDERR) > self._limit
 
     def detach(self) -> None:
         """Closes the files and leaves them to a later process."""

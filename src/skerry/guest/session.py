@@ -31,11 +31,11 @@ class _Slice:
 
     def __init__(self, sink: OutputSink, bases: tuple[int, int]) -> None:
         self._sink = sink
-        self._bases = dict(zip(Stream, bases, strict=True))
+        self._bases = bases
 
     def write(self, stream: Stream, offset: int, data: bytes) -> None:
         """Passes on what belongs to it."""
-        at = offset - self._bases[stream]
+        at = offset - self._bases[stream - Stream.STDOUT]
         if at < 0:
             at, data = 0, data[-at:]
         if data:
@@ -43,7 +43,7 @@ class _Slice:
 
     def safe_offset(self, stream: Stream) -> int:
         """Returns how much of the session's stream need not be sent again."""
-        return self._bases[stream] + self._sink.safe_offset(stream)
+        return self._bases[stream - Stream.STDOUT] + self._sink.safe_offset(stream)
 
     async def drain(self) -> None:
         """Waits for the sink."""

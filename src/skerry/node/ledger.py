@@ -154,6 +154,7 @@ _KINDS: dict[type[Entry], str] = {
     SessionBegan: "session",
     SessionEnded: "session-ended",
 }
+_OF_COMMANDS: Final = frozenset({Asked, Answered, Void})
 
 
 class Ledger:
@@ -173,9 +174,9 @@ class Ledger:
 
     def append(self, sandbox_id: str, entry: Entry) -> Position:
         """Records an entry; StorageFailed, and then nothing is recorded."""
-        command = isinstance(entry, Asked | Answered | Void)
-        subject = self._chapter(sandbox_id) if command else sandbox_id
-        return self._journal.append(subject, _KINDS[type(entry)], entry)
+        kind = type(entry)
+        subject = self._chapter(sandbox_id) if kind in _OF_COMMANDS else sandbox_id
+        return self._journal.append(subject, _KINDS[kind], entry)
 
     def read(self, position: Position) -> Entry:
         """Returns an entry again; NotFound."""

@@ -71,15 +71,8 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         check_session_id(session)
         if self.shell is None:
             raise InvalidRequest("argv: a session runs shell lines")
-        given = {
-            "env": self.env,
-            "cwd": self.cwd,
-            "user": self.user,
-            "terminal": self.terminal,
-            "interactive": self.interactive,
-        }
-        for what, value in given.items():
-            if value:
+        for what in ("env", "cwd", "user", "terminal", "interactive"):
+            if getattr(self, what):
                 raise InvalidRequest(f"{what}: cannot be given with session")
         if self.stdin is not None:
             raise InvalidRequest("stdin: cannot be given with session: use a heredoc or a file")

@@ -61,12 +61,13 @@ class End(Message, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises ProtocolError unless it says one end, and says it whole."""
-        name = self.CODE.name
         ends = (self.exit_code is not None) + (self.signal is not None)
         if ends + (self.error_step is not None) != 1:
-            raise ProtocolError(f"{name} without exactly one of EXIT_CODE, SIGNO, ERROR_STEP")
+            raise ProtocolError(
+                f"{self.CODE.name} without exactly one of EXIT_CODE, SIGNO, ERROR_STEP"
+            )
         if (self.errno is None) != (self.error_step is None):
-            raise ProtocolError(f"{name} with one of ERROR_STEP and ERRNO")
+            raise ProtocolError(f"{self.CODE.name} with one of ERROR_STEP and ERRNO")
 
 
 class Ran(End, frozen=True, kw_only=True):

@@ -149,8 +149,8 @@ def past_of(
     """Returns what stays in memory of an operation that was answered."""
     size = OVERHEAD_BYTES
     if entry.result is not None:
-        totals = (entry.result.stdout_total, entry.result.stderr_total)
-        size += sum(min(total, spec.output_limit) for total in totals)
+        limit = spec.output_limit
+        size += min(entry.result.stdout_total, limit) + min(entry.result.stderr_total, limit)
     return Past(
         fingerprint,
         position,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from skerry.errors import NotFound, Overloaded
 from skerry.guest.client import GuestClient
@@ -72,18 +70,17 @@ class Session:
                 retry_after_s=1.0,
             )
 
-    @asynccontextmanager
-    async def turn(self, op: Op) -> AsyncIterator[None]:
-        """Gives the turn to the command for the block; raises Withdrawn if it is cancelled first."""
+    async def take_turn(self, op: Op) -> None:
+        """Returns when it is the command's turn, until `end_turn`; raises Withdrawn if cancelled."""
         if self._taken:
             await self._wait(op)
         self._taken = True
         self.running = op
-        try:
-            yield
-        finally:
-            self.running = None
-            self._pass_on()
+
+    def end_turn(self) -> None:
+        """The next command has its turn."""
+        self.running = None
+        self._pass_on()
 
     async def _wait(self, op: Op) -> None:
         """Returns with the turn, which the one before has left taken for this."""

@@ -210,8 +210,11 @@ class Sessions:
         """
         try:
             session = self.get(sandbox, op.spec.session or "")
-            async with session.turn(op):
+            await session.take_turn(op)
+            try:
                 return await self._run(sandbox, session, op, link, watch)
+            finally:
+                session.end_turn()
         except NotFound:
             if op.sent:
                 raise OutcomeUnknown("the session was lost under its command") from None

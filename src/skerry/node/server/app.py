@@ -25,9 +25,10 @@ from skerry.node.server.exchange import Endpoint, Exchange, Handler, Receive, Sc
 from skerry.node.server.guard import Guard
 from skerry.node.server.sockets import Socket, SocketEndpoint
 
-_ONE = "/v1/sandboxes/{id}"
+_ALL = "/v1/sandboxes/"
+_ONE = _ALL + "{id}"
 
-# The hot ones first: routes are tried in this order.
+# Tried in this order, but for what `Below` finds.
 ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     (f"{_ONE}/run", {"POST": commands.run}),
     ("/v1/sandboxes", {"POST": sandboxes.create, "GET": sandboxes.list_page}),
@@ -83,15 +84,39 @@ SOCKETS: tuple[tuple[str, Callable[[Any, Socket], Awaitable[None]]], ...] = (
 )
 
 
+class Below:
+    """Looks up what is fixed below one sandbox, every hot route among it; the router has the rest."""
+
+    def __init__(self, endpoints: dict[str, Endpoint], rest: Router) -> None:
+        self._endpoints = {
+            route.removeprefix(_ONE + "/"): endpoint
+            for route, endpoint in endpoints.items()
+            if route.startswith(_ONE + "/") and route.count("{") == 1
+        }
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        path = scope["path"]
+        if scope["type"] == "http" and path.startswith(_ALL):
+            sandbox_id, _, tail = path[len(_ALL) :].partition("/")
+            endpoint = self._endpoints.get(tail)
+            if endpoint is not None and sandbox_id:
+                scope["path_params"] = {"id": sandbox_id}
+                await endpoint(scope, receive, send)
+                return
+        await self._rest(scope, receive, send)
+
+
 def build_app(node: Node) -> Guard:
     """Returns the node's API as an ASGI application."""
-    routes: list[BaseRoute] = [
-        Route(path, Endpoint(node, methods, path, node.metrics))
-        for path, methods in (*ROUTES, *ALIASES)
-    ]
+    endpoints = {
+        path: Endpoint(node, methods, path, node.metrics) for path, methods in (*ROUTES, *ALIASES)
+    }
+    routes: list[BaseRoute] = [Route(path, endpoint) for path, endpoint in endpoints.items()]
     routes += [WebSocketRoute(path, SocketEndpoint(node, handler)) for path, handler in SOCKETS]
     router = Router(routes, redirect_slashes=False, default=_missing)
-    return Guard(router, node.config.tokens)
+    return Guard(Below(endpoints, router), node.config.tokens)
 
 
 async def _missing(scope: Scope, receive: Receive, send: Send) -> None:

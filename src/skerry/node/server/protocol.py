@@ -100,13 +100,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
+        # Nearly every head comes whole: a timer that was set when it began would be for nothing.
+        if self._in_head and self._head_timer is None and not self.transport.is_closing():
+            self._wait_for_head()
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
         self._no_rest = False
         if not self._in_head:
-            self._wait_for_head()
+            self._in_head = True
+            self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
         """Serves the request, or says why not."""
@@ -155,10 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def _wait_for_head(self) -> None:
-        self._in_head = True
-        self._head_bytes = 0
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._bounds.head_within_s, self._late)
+        self._head_timer = self.loop.call_later(self._bounds.head_within_s, self._late)
 
     def _head_is_there(self) -> None:
         if self._head_timer is not None:
