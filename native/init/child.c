@@ -1,12 +1,13 @@
 /* The child between fork and exec. It runs in a copy of the agent's memory: START's fields are
- * turned into argv and environ in place, nothing is allocated, and every step that fails is named
- * over the status pipe. */
+ * turned into argv and environ in place, only many of them take memory, and every step that fails
+ * is named over the status pipe. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -18,23 +19,27 @@
 #include "session.h"
 #include "weak.h"
 
-/* Five bytes is the shortest field. Tables that are not used cost no memory. */
 enum {
-	DEFAULTS_MAX = FRAME_PAYLOAD_MAX / 5 + 16,
-	STRINGS_MAX = START_MORE_MAX / 5 + DEFAULTS_MAX,
+	DEFAULTS_OWN = 5, /* env_of_user's */
+	FEW = 256,	  /* pointers that most commands need at most */
 	TEXT_MAX = 4096,
 };
 
 static const char default_path[] =
 	"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/* One more in front: a script without "#!" is run as "sh SCRIPT ARG...". */
-static char *argv_room[STRINGS_MAX + 2];
-static char **const argv = argv_room + 1;
-static char *envp[STRINGS_MAX + DEFAULTS_MAX];
-static size_t argc, envc;
-static char cwd[TEXT_MAX], user[USERDB_NAME * 2];
-static struct field script;
+/* All that the child makes, side by side: a fresh page costs it more than to fill it. argv has one in
+ * front: a script without "#!" is run as "sh SCRIPT ARG...". argv and envp end in NULL. */
+static struct {
+	char **argv, **envp;
+	size_t argc, envc;
+	const char *cwd, *user;
+	struct field script;
+	char *few[FEW];
+	char *text; /* free from here on */
+	char texts[2 * (USERDB_PATH + USERDB_NAME) + 32];
+	struct identity who;
+} my;
 
 void child_fail(int status, enum step step, int error)
 {
@@ -58,57 +63,86 @@ static bool env_has(const char *entry)
 {
 	size_t n = strcspn(entry, "=") + 1;
 
-	for (size_t i = 0; i < envc; i++)
-		if (!strncmp(envp[i], entry, n))
+	for (size_t i = 0; i < my.envc; i++)
+		if (!strncmp(my.envp[i], entry, n))
 			return true;
 	return false;
 }
 
 static void env_default(char *entry)
 {
-	if (envc + 1 < sizeof(envp) / sizeof(envp[0]) && !env_has(entry))
-		envp[envc++] = entry;
+	if (!env_has(entry))
+		my.envp[my.envc++] = entry;
+}
+
+static size_t fields_count(struct fields it, uint32_t tag)
+{
+	struct field f;
+	size_t n = 0;
+
+	while (fields_next(&it, &f) > 0)
+		n += f.tag == tag;
+	return n;
+}
+
+static void pointers_make(const struct launch *l)
+{
+	struct fields given = fields_of(l->payload, l->length);
+	size_t args = fields_count(given, T_ARG) + 2;
+	size_t count = args + fields_count(given, T_ENV) + config.env_count + DEFAULTS_OWN + 1;
+	char **room = my.few;
+
+	if (count > FEW)
+		room = mmap(NULL, count * sizeof(*room), PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (room == MAP_FAILED)
+		child_fail(l->status, STEP_FORK, errno);
+	my.argv = room + 1;
+	my.envp = room + args;
 }
 
 static void fields_take(const struct launch *l)
 {
 	struct fields it = fields_of(l->payload, l->length);
 	struct field f;
-	int error = 0;
 
-	while (!error && fields_next(&it, &f) > 0) {
-		if (f.tag == T_ARG && argc < STRINGS_MAX)
-			argv[argc++] = text_in_place(&f);
-		else if (f.tag == T_ENV && envc < STRINGS_MAX)
-			envp[envc++] = text_in_place(&f);
+	pointers_make(l);
+	my.cwd = my.user = "";
+	while (fields_next(&it, &f) > 0) {
+		if (f.tag == T_ARG)
+			my.argv[my.argc++] = text_in_place(&f);
+		else if (f.tag == T_ENV)
+			my.envp[my.envc++] = text_in_place(&f);
 		else if (f.tag == T_SCRIPT)
-			script = f;
+			my.script = f;
 		else if (f.tag == T_CWD)
-			error = field_text(&f, cwd, sizeof(cwd));
-		else if (f.tag == T_USER && field_text(&f, user, sizeof(user)))
-			child_fail(l->status, STEP_USER, EINVAL);
+			my.cwd = text_in_place(&f);
+		else if (f.tag == T_USER)
+			my.user = text_in_place(&f);
 	}
-	if (error)
-		child_fail(l->status, STEP_CWD, error);
-	it = fields_of(config.fields, config.fields_size);
-	while (fields_next(&it, &f) > 0)
-		if (f.tag == T_CFG_ENV)
-			env_default(text_in_place(&f));
+	if (strlen(my.cwd) >= TEXT_MAX)
+		child_fail(l->status, STEP_CWD, ENAMETOOLONG);
+	if (strlen(my.user) >= 2 * USERDB_NAME)
+		child_fail(l->status, STEP_USER, EINVAL);
+	for (const char *entry = config.env; *entry; entry += strlen(entry) + 1)
+		env_default((char *)(uintptr_t)entry);
 }
 
-static void env_of_user(const struct identity *who)
+static void env_text(const char *name, const char *value)
 {
-	static char home[USERDB_PATH + 8], shell[USERDB_PATH + 8];
-	static char name[USERDB_NAME + 8], logname[USERDB_NAME + 8];
+	char *entry = my.text;
 
-	strcat(strcpy(home, "HOME="), who->home);
-	strcat(strcpy(shell, "SHELL="), who->shell);
-	strcat(strcpy(name, "USER="), who->name);
-	strcat(strcpy(logname, "LOGNAME="), who->name);
-	env_default(home);
-	env_default(shell);
-	env_default(name);
-	env_default(logname);
+	my.text = stpcpy(stpcpy(entry, name), value) + 1;
+	env_default(entry);
+}
+
+static void env_of_user(void)
+{
+	my.text = my.texts;
+	env_text("HOME=", my.who.home);
+	env_text("SHELL=", my.who.shell);
+	env_text("USER=", my.who.name);
+	env_text("LOGNAME=", my.who.name);
 	env_default((char *)(uintptr_t)default_path);
 }
 
@@ -212,13 +246,13 @@ static void script_give(const struct launch *l)
 	size_t done = 0;
 	int fd;
 
-	if (!script.bytes)
+	if (!my.script.bytes)
 		return;
 	fd = (int)syscall(SYS_memfd_create, "script", CLOEXEC | NOEXEC);
 	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
 		fd = (int)syscall(SYS_memfd_create, "script", CLOEXEC | SEALING);
-	while (fd >= 0 && done < script.length) {
-		ssize_t n = write(fd, script.bytes + done, script.length - done);
+	while (fd >= 0 && done < my.script.length) {
+		ssize_t n = write(fd, my.script.bytes + done, my.script.length - done);
 
 		if (n <= 0)
 			child_fail(l->status, STEP_ARGS, errno);
@@ -241,13 +275,15 @@ static void session_give(const struct launch *l)
 
 static int exec_one(char *path)
 {
-	execve(path, argv, envp);
+	char **argv = my.argv;
+
+	execve(path, argv, my.envp);
 	if (errno == ENOEXEC) { /* as shells and execvp do */
 		char *first = argv[0];
 
-		argv_room[0] = (char *)(uintptr_t)"sh";
+		argv[-1] = (char *)(uintptr_t)"sh";
 		argv[0] = path;
-		execve("/bin/sh", argv_room, envp);
+		execve("/bin/sh", argv - 1, my.envp);
 		argv[0] = first;
 		return ENOEXEC;
 	}
@@ -258,15 +294,16 @@ static int exec_one(char *path)
 static int exec_search(void)
 {
 	static char path[TEXT_MAX];
-	size_t name = strlen(argv[0]);
+	const char *program = my.argv[0];
+	size_t name = strlen(program);
 	const char *dirs = default_path + 5;
 	int error = ENOENT;
 
-	if (!name || strchr(argv[0], '/'))
-		return name ? exec_one(argv[0]) : ENOENT;
-	for (size_t i = 0; i < envc; i++)
-		if (!strncmp(envp[i], "PATH=", 5))
-			dirs = envp[i] + 5;
+	if (!name || strchr(program, '/'))
+		return name ? exec_one(my.argv[0]) : ENOENT;
+	for (size_t i = 0; i < my.envc; i++)
+		if (!strncmp(my.envp[i], "PATH=", 5))
+			dirs = my.envp[i] + 5;
 	for (;; dirs++) {
 		size_t n = strcspn(dirs, ":");
 
@@ -275,7 +312,7 @@ static int exec_search(void)
 
 			memcpy(path, n ? dirs : ".", n ? n : 1);
 			strcpy(path + (n ? n : 1), "/");
-			strcat(path, argv[0]);
+			strcat(path, program);
 			failed = exec_one(path);
 			if (failed == EACCES)
 				error = EACCES;
@@ -290,14 +327,13 @@ static int exec_search(void)
 
 static void helper_exec(const struct launch *l)
 {
-	argv_room[0] = (char *)(uintptr_t)"skerry-file";
-	syscall(SYS_execveat, FD_IMAGE, "", argv_room, WEAK_ENVIRONMENT, 0x1000 /* AT_EMPTY_PATH */);
+	my.argv[-1] = (char *)(uintptr_t)"skerry-file";
+	syscall(SYS_execveat, FD_IMAGE, "", my.argv - 1, WEAK_ENVIRONMENT, 0x1000 /* AT_EMPTY_PATH */);
 	child_fail(l->status, STEP_EXEC, errno);
 }
 
 void child_run(const struct launch *l)
 {
-	static struct identity who;
 	sigset_t none;
 	int error;
 
@@ -309,9 +345,9 @@ void child_run(const struct launch *l)
 	error = creds_enter_userns();
 	if (error)
 		child_fail(l->status, STEP_FORK, error);
-	error = identity_resolve(*user ? user : "0:0", &who);
+	error = identity_resolve(*my.user ? my.user : "0:0", &my.who);
 	if (!error)
-		error = creds_become(&who);
+		error = creds_become(&my.who);
 	if (error)
 		child_fail(l->status, STEP_USER, error);
 	nofile_set();
@@ -321,18 +357,18 @@ void child_run(const struct launch *l)
 		terminal_open(l);
 	/* Without a wish, the user's home; it may be missing or closed to the user. */
 	if (l->cwd_last && *l->cwd_last && !chdir(l->cwd_last))
-		*cwd = 0; /* a session goes on where it was */
-	else if (*cwd ? chdir(cwd) : chdir(who.home) && chdir("/"))
+		my.cwd = ""; /* a session goes on where it was */
+	else if (*my.cwd ? chdir(my.cwd) : chdir(my.who.home) && chdir("/"))
 		child_fail(l->status, STEP_CWD, errno);
 	stdio_set(l);
 	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
 	script_give(l);
 	if (l->kind == 2)
 		session_give(l);
-	env_of_user(&who);
+	env_of_user();
 	*l->executing = 1;
 	if (l->kind == 1)
 		helper_exec(l);
-	error = argc ? exec_search() : EINVAL;
+	error = my.argc ? exec_search() : EINVAL;
 	child_fail(l->status, error == E2BIG ? STEP_ARGS : STEP_EXEC, error);
 }

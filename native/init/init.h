@@ -82,8 +82,8 @@ struct config {
 	uint32_t max_ops;
 	bool has_group;
 	bool best_effort; /* commands give way to everything else on the host */
-	uint8_t *fields; /* the received fields, kept for CFG_ENV */
-	size_t fields_size;
+	const char *env; /* the default environment: texts, one behind the other; an empty one ends it */
+	size_t env_count;
 };
 extern struct config config;
 

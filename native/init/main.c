@@ -3,8 +3,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -48,9 +49,22 @@ static int config_field(const struct field *f, uint64_t *oom)
 	return 0;
 }
 
+/* In the place of its field and those before it, of which none is needed any more: no child has to
+ * write here. */
+static char *env_keep(char *at, const struct field *f)
+{
+	if (!f->length || memchr(f->bytes, 0, f->length))
+		return at;
+	memmove(at, f->bytes, f->length);
+	at[f->length] = 0;
+	config.env_count++;
+	return at + f->length + 1;
+}
+
 static int config_read(int fd)
 {
-	uint8_t *bytes = malloc(CONFIG_MAX);
+	static uint8_t bytes[CONFIG_MAX + 1]; /* no heap: a fork would copy page tables for one */
+	char *env = (char *)bytes;
 	struct fields it;
 	struct field f;
 	size_t used = 0;
@@ -58,20 +72,19 @@ static int config_read(int fd)
 	ssize_t n;
 	int more;
 
-	if (!bytes)
-		return -ENOMEM;
 	while (used < CONFIG_MAX && (n = read(fd, bytes + used, CONFIG_MAX - used)) > 0)
 		used += (size_t)n;
 	close(fd);
 	config = (struct config){.oom_fd = -1, .exec_deadline_ms = EXEC_DEADLINE_MS,
-				 .max_ops = OPS_DEFAULT, .fields_size = used};
-	config.fields = realloc(bytes, used ? used : 1);
-	if (!config.fields)
-		return -ENOMEM;
-	it = fields_of(config.fields, used);
-	while ((more = fields_next(&it, &f)) > 0)
+				 .max_ops = OPS_DEFAULT, .env = env};
+	it = fields_of(bytes, used);
+	while ((more = fields_next(&it, &f)) > 0) {
 		if (config_field(&f, &oom))
 			return -EPROTO;
+		if (f.tag == T_CFG_ENV)
+			env = env_keep(env, &f);
+	}
+	*env = 0;
 	if (oom)
 		config.oom_fd = FD_TASKS + (int)config.tasks;
 	return more;
@@ -106,6 +119,18 @@ static void nofile_raise(void)
 		config.fd_limit = limit.rlim_max;
 }
 
+/* What a child does not need is not copied for it. It never asks for the time. The kernel's pages for
+ * that lie below its code for them, and nothing else does in a program without a loader (AT_BASE); a
+ * range may have holes. */
+static void fork_less(void)
+{
+	enum { BELOW = 16 << 12, ABOVE = 4 << 12 };
+	uintptr_t vdso = getauxval(AT_SYSINFO_EHDR);
+
+	if (vdso && !getauxval(AT_BASE))
+		madvise((void *)(vdso - BELOW), BELOW + ABOVE, MADV_DONTFORK);
+}
+
 static int agent_main(void)
 {
 	if (getpid() != 1 || config_read(FD_CONFIG) || descriptors_check())
@@ -114,6 +139,7 @@ static int agent_main(void)
 	 * commands would inherit it, and su and sudo would break. */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	umask(022);
+	fork_less();
 	nofile_raise();
 	loop_init();
 	conn_init();

@@ -15,6 +15,8 @@
 
 #define INTO_CGROUP 0x200000000ull /* CLONE_INTO_CGROUP */
 
+enum { PAGE_LARGEST = 1 << 16 };
+
 struct clone3_args {
 	uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
 		set_tid_size, cgroup;
@@ -74,18 +76,16 @@ static bool request_parse(const uint8_t *payload, size_t length, struct request 
 }
 
 /* A page shared with the children: exec closes the status pipe, but so does being killed. A child
- * sets its byte when only exec is left; a message would wake us for nothing. */
+ * sets its byte when only exec is left; a message would wake us for nothing. It lies among the other
+ * data: a mapping far away would cost each fork three page tables. */
 static volatile uint8_t *mark_of(const struct op *op) /* NULL: no memory */
 {
-	static uint8_t *marks;
+	static uint8_t marks[PAGE_LARGEST] __attribute__((aligned(PAGE_LARGEST)));
+	static bool shared;
 
-	if (!marks) {
-		void *p = mmap(NULL, OPS_LIMIT, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-			       -1, 0);
-
-		marks = p != MAP_FAILED ? p : NULL;
-	}
-	return marks ? marks + (op - ops) : NULL;
+	shared = shared || mmap(marks, OPS_LIMIT, PROT_READ | PROT_WRITE,
+				MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == marks;
+	return shared ? marks + (op - ops) : NULL;
 }
 
 static bool marked(const struct op *op)

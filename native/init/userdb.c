@@ -141,14 +141,16 @@ static int open_plain(const char *path)
 
 static void scan(const char *path, bool (*line)(char *line, void *arg), void *arg)
 {
-	struct line_reader r = {.used = 0};
-	char text[4096];
+	struct line_reader r;
+	char text[2048];
 	size_t total = 0;
 	ssize_t n;
 	int fd = open_plain(path);
 
 	if (fd < 0)
 		return;
+	r.used = 0;
+	r.skip = false;
 	while (total < FILE_MAX && (n = read(fd, text, sizeof(text))) > 0) {
 		total += (size_t)n;
 		if (lines_feed(&r, text, (size_t)n, line, arg))
@@ -189,7 +191,7 @@ int identity_resolve(const char *spec, struct identity *out)
 	char uid[USERDB_NAME];
 	unsigned int id, gid = 0;
 
-	memset(out, 0, sizeof(*out));
+	memset(out, 0, offsetof(struct identity, groups));
 	copy(uid, sizeof(uid), spec);
 	if (colon && colon - spec < USERDB_NAME) {
 		memcpy(uid, spec, (size_t)(colon - spec));

@@ -11,18 +11,18 @@ enum { USERDB_GROUPS = 256, USERDB_NAME = 64, USERDB_PATH = 1024 };
 struct identity {
 	uid_t uid;
 	gid_t gid;
-	gid_t groups[USERDB_GROUPS];
 	size_t group_count;
 	char name[USERDB_NAME];
 	char home[USERDB_PATH];
 	char shell[USERDB_PATH];
+	gid_t groups[USERDB_GROUPS];
 };
 
 /* Calls line() for each line of a file's text, cut at USERDB_LINE bytes, until it says true. */
 struct line_reader {
-	char line[4096];
 	size_t used;
 	bool skip; /* the line is too long: not a line that we would believe */
+	char line[4096]; /* last: only the pages of a usual line are touched */
 };
 bool lines_feed(struct line_reader *r, const char *text, size_t n,
 		bool (*line)(char *line, void *arg), void *arg);
