@@ -125,6 +125,7 @@ static bool carry(struct forward *w, int fd)
 		return false;
 	inlet_open(&w->in, twin, INLET_SOCKET, in_ready);
 	outlet_open(&w->out, fd, out_ready);
+	outlet_watch(&w->out);
 	w->opened_due = true;
 	return true;
 }

@@ -112,6 +112,8 @@ struct inlet {
 };
 
 void outlet_open(struct outlet *o, int fd, void (*ready)(struct source *, uint32_t));
+/* From here on it is read whenever there is something and room for it. */
+void outlet_watch(struct outlet *o);
 void outlet_read(struct outlet *o, uint32_t events);
 void outlet_drain(struct outlet *o, bool pty);
 /* The host has everything below offset. -EPROTO if that was never sent or is no longer here. */
@@ -185,6 +187,7 @@ struct op {
 	struct outlet out[2];
 	struct session *session; /* KIND 2 */
 	uint64_t kill_again, kill_until; /* now_ms() times, NEVER if unset */
+	uint64_t listen_at; /* likewise: until then only its end is waited for */
 	uint64_t exec_by, kill_by; /* work_ms() times, NEVER if unset */
 	uint64_t quiet_ms, heard; /* no-output timeout (0: none), and the last output in work_ms() */
 	uint64_t start_ns, end_ns, cpu_us, oom_before;
@@ -208,6 +211,8 @@ void op_end(struct op *op);
 uint64_t oom_count(void);
 /* Output came, or may come again: the no-output timeout begins anew. */
 void op_heard(struct op *op);
+/* start.c: exec and output are looked for from here on. */
+void start_listen(struct op *op);
 /* start.c: a child was killed from outside before it reached exec. */
 void start_was_killed(void);
 /* start.c: 0, or an errno value with *step: the frame is refused. */

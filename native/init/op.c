@@ -66,7 +66,7 @@ struct op *op_new(uint32_t handle, const uint8_t *id)
 	op = &ops[slot];
 	*op = (struct op){.state = OP_STARTING, .handle = handle, .group.fd = -1, .attached = true,
 			  .exec_by = NEVER, .heard = NEVER, .kill_by = NEVER, .kill_again = NEVER,
-			  .kill_until = NEVER, .start_ns = realtime_ns()};
+			  .kill_until = NEVER, .listen_at = NEVER, .start_ns = realtime_ns()};
 	memcpy(op->id, id, OP_ID_SIZE);
 	source_open(&op->status, -1, NULL);
 	inlet_open(&op->in, -1, INLET_PIPE, NULL);
@@ -197,7 +197,7 @@ void op_end(struct op *op)
 {
 	op->state = OP_ENDED;
 	op->end_ns = realtime_ns();
-	op->exec_by = op->kill_by = op->kill_again = NEVER;
+	op->exec_by = op->kill_by = op->kill_again = op->listen_at = NEVER;
 	op->oom = oom_count() > op->oom_before;
 	source_close(&op->status);
 	inlet_close(&op->in);
@@ -276,6 +276,8 @@ static void op_timer(struct op *op, uint64_t now, uint64_t work)
 		op->fail_errno = ETIMEDOUT;
 		op_kill(op);
 	}
+	if (op->listen_at <= now)
+		start_listen(op);
 	quiet_timer(op, work);
 	if (op->kill_by <= work) {
 		op->kill_by = NEVER;
@@ -315,6 +317,7 @@ uint64_t op_next_timer(void)
 		work = op->exec_by < work ? op->exec_by : work;
 		work = op->kill_by < work ? op->kill_by : work;
 		next = op->kill_again < next ? op->kill_again : next;
+		next = op->listen_at < next ? op->listen_at : next;
 		at = op->session ? session_next_timer(op) : NEVER;
 		next = at < next ? at : next;
 	}

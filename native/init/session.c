@@ -90,6 +90,7 @@ int session_streams(struct op *op, struct launch *l)
 			if (error)
 				return error;
 			outlet_open(&op->out[i], here, session_out_ready);
+			outlet_watch(&op->out[i]);
 		}
 		*(i ? &l->err : &l->out) = fcntl(s->keep[i], F_DUPFD_CLOEXEC, 3);
 	}

@@ -15,7 +15,7 @@
 
 #define INTO_CGROUP 0x200000000ull /* CLONE_INTO_CGROUP */
 
-enum { PAGE_LARGEST = 1 << 16 };
+enum { PAGE_LARGEST = 1 << 16, QUIET_START_MS = 1 };
 
 struct clone3_args {
 	uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
@@ -136,6 +136,7 @@ static void master_take(struct op *op, struct msghdr *m)
 	memcpy(&master, CMSG_DATA(c), sizeof(int));
 	twin = fcntl(master, F_DUPFD_CLOEXEC, 3);
 	outlet_open(&op->out[0], master, out_ready);
+	outlet_watch(&op->out[0]);
 	source_open(&op->in.src, twin, in_ready);
 	op_resize(op); /* RESIZE may have come before the terminal */
 	inlet_write(&op->in);
@@ -223,8 +224,16 @@ static int status_make(struct op *op, struct launch *l)
 	}
 	fcntl(fd[0], F_SETFL, O_NONBLOCK);
 	source_open(&op->status, fd[0], status_ready);
-	source_watch(&op->status, EPOLLIN);
 	return 0;
+}
+
+void start_listen(struct op *op)
+{
+	op->listen_at = NEVER;
+	status_ready(&op->status, 0);
+	source_watch(&op->status, EPOLLIN);
+	outlet_watch(&op->out[0]);
+	outlet_watch(&op->out[1]);
 }
 
 static int streams_make(struct op *op, struct launch *l, bool in)
@@ -286,6 +295,15 @@ static pid_t fork_into(struct op *op, struct launch *l)
 	return (pid_t)pid;
 }
 
+static void ends_close(const struct launch *l)
+{
+	const int ends[] = {l->status, l->in, l->out, l->err, l->script, l->answer};
+
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+		if (ends[i] >= 0)
+			close(ends[i]);
+}
+
 int launch(struct op *op, struct launch *l, bool in)
 {
 	int error = streams_make(op, l, in);
@@ -304,12 +322,13 @@ int launch(struct op *op, struct launch *l, bool in)
 		if (op->pid < 0)
 			error = -errno;
 	}
-	close(l->status);
-	close(l->in);
-	close(l->out);
-	close(l->err);
-	close(l->script);
-	close(l->answer);
+	ends_close(l);
+	/* Most commands are over within a millisecond: then their end tells all, in one turn and with one
+	 * message. A terminal is somebody waiting, and so is a session. */
+	if (!error && (l->pty || op->session))
+		start_listen(op);
+	else if (!error)
+		op->listen_at = now_ms() + QUIET_START_MS;
 	return error;
 }
 

@@ -14,10 +14,7 @@ void outlet_open(struct outlet *o, int fd, void (*ready)(struct source *, uint32
 {
 	*o = (struct outlet){.drain = -1, .cap = NEVER, .hold = NEVER};
 	source_open(&o->src, fd, ready);
-	if (fd < 0)
-		o->eof = true;
-	else
-		source_watch(&o->src, EPOLLIN);
+	o->eof = fd < 0;
 }
 
 static void outlet_end(struct outlet *o, bool held)
@@ -41,7 +38,7 @@ static size_t outlet_room(const struct outlet *o)
 	return below < room ? (size_t)below : room;
 }
 
-static void outlet_watch(struct outlet *o)
+void outlet_watch(struct outlet *o)
 {
 	if (o->src.fd >= 0)
 		source_watch(&o->src, o->drop || outlet_room(o) ? EPOLLIN : 0);
