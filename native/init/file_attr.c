@@ -61,7 +61,8 @@ struct owner {
 	gid_t gid;
 };
 
-/* "USER", "USER:GROUP" or ":GROUP", each a name or a number; without a group it stays. */
+/* "USER", "USER:GROUP" or ":GROUP", each a name or a number; without a group it stays. "USER:" gives it
+ * to the group of that user too, as chown(1) does. */
 static struct owner owner_parse(char *text)
 {
 	static struct identity who;
@@ -77,7 +78,9 @@ static struct owner owner_parse(char *text)
 		o.uid = who.uid;
 	else if (*text || !group)
 		file_fail(EINVAL, "user");
-	if (group && id_parse(group, &id))
+	if (group && !*group && *who.name)
+		o.gid = who.gid;
+	else if (group && id_parse(group, &id))
 		o.gid = id;
 	else if (group && group_resolve(group, &id) == 0)
 		o.gid = id;

@@ -295,6 +295,8 @@ static bool event_take(const struct inotify_event *e)
 		watch_forget(e->wd);
 	if (watch_find(e->wd) == WATCH_NONE || (only && strcmp(only, name)))
 		return true;
+	if (!(e->mask & ~(uint32_t)(IN_MODIFY | IN_ATTRIB)) && watch_nameless(root, e->wd, name))
+		return true;
 	if (e->mask & IN_CREATE && !told_take(e->wd, name)) {
 		tell_at('c', directory, e->wd, name);
 		if (directory)

@@ -136,6 +136,9 @@ static void replace(int dir, const char *name, mode_t mode, const char *flags, c
 	if (fd < 0)
 		file_fail(errno, "create");
 	content_take(fd, strchr(flags, 's') != NULL);
+	/* What may be done with a file does not change with its content; but it gains no set-id bit. */
+	if (old && strchr(flags, 'k'))
+		mode = old->st_mode & 01777;
 	/* A file that root writes for its owner stays the owner's. */
 	if (old && (old->st_uid != geteuid() || old->st_gid != getegid()))
 		(void)!fchown(fd, old->st_uid, old->st_gid);

@@ -145,6 +145,12 @@ static void regular_put(int fd, const struct stat *st)
 		note("changed");
 }
 
+/* What this user may not read is left out, and said. */
+static bool closed(int error)
+{
+	return error == EACCES || error == EPERM;
+}
+
 static void file_put(int dir, const char *name, const struct stat *listed)
 {
 	const char *first = listed->st_nlink > 1 ? first_name(listed) : NULL;
@@ -159,6 +165,10 @@ static void file_put(int dir, const char *name, const struct stat *listed)
 	fd = regular_open(dir, name, &st);
 	if (fd == -ENOENT || fd == -ELOOP || fd == -EINVAL) {
 		note("changed"); /* removed, or something else by now */
+		return;
+	}
+	if (closed(-fd)) {
+		note("unreadable");
 		return;
 	}
 	if (fd < 0)
@@ -190,13 +200,15 @@ static void directory_put(int dir, const char *name, const struct stat *st, int 
 		note("changed");
 		return;
 	}
-	if (fd < 0)
+	if (fd < 0 && !closed(-fd))
 		file_fail(-fd, "open");
 	if (depth >= FILE_DEPTH_MAX || n + 2 > sizeof(entry.path))
 		file_fail(ENAMETOOLONG, "depth");
 	strcpy(entry.path + n, "/");
 	header_put(st, '5', 0);
-	if (st->st_dev == home_dev) {
+	if (fd < 0) {
+		note("unreadable");
+	} else if (st->st_dev == home_dev) {
 		walk(fd, depth + 1);
 	} else {
 		note("another file system:");
@@ -212,6 +224,10 @@ static void member_put(int dir, const char *name, int depth)
 	if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW)) {
 		if (errno == ENOENT)
 			return; /* gone by now */
+		if (closed(errno)) { /* a directory that may be listed and not entered */
+			note("unreadable");
+			return;
+		}
 		file_fail(errno, "stat");
 	}
 	if (S_ISDIR(st.st_mode))

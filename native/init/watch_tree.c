@@ -1,7 +1,9 @@
 #include "watch_tree.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { BUCKETS = 2 * WATCH_MAX, NAME_SIZE = 256 };
 
@@ -137,6 +139,21 @@ bool watch_path(char path[TREE_PATH], int wd, const char *name)
 	if (fits)
 		memmove(path, path + at, TREE_PATH - at);
 	return fits;
+}
+
+bool watch_nameless(int root, int wd, const char *name)
+{
+	static char path[TREE_PATH];
+	int fd;
+
+	if (*name != '#' || !name[1] || name[1 + strspn(name + 1, "0123456789")])
+		return false;
+	if (!watch_path(path, wd, name))
+		return false;
+	fd = beneath_open(root, path, O_PATH | O_NOFOLLOW);
+	if (fd >= 0)
+		close(fd);
+	return fd == -ENOENT;
 }
 
 void watch_unmark(void)

@@ -22,6 +22,10 @@ void watch_each_below(int wd, void (*call)(int wd));
 /* Path of `name` in a directory, relative to the tree, into path; false if it is too long. */
 bool watch_path(char path[TREE_PATH], int wd, const char *name);
 
+/* True for what the kernel calls a file without a name ("#" and its number, O_TMPFILE), unless a file
+ * below root has that very name. */
+bool watch_nameless(int root, int wd, const char *name);
+
 /* After a loss: what is not entered again is given up. */
 void watch_unmark(void);
 void watch_sweep(void (*call)(int wd));

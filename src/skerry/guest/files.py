@@ -35,6 +35,7 @@ LISTING_BYTES_MAX: Final = 16 * 1024 * 1024
 QUICK_MS: Final = 60_000  # for what looks at or changes one name
 LONG_MS: Final = 3_600_000  # for what goes through a tree
 STALL_S: Final = 300.0
+MODE_NEW: Final = 0o644  # of a file that is made
 AHEAD_BYTES: Final = 512 * 1024  # of a file may wait in the node for a client that is slower
 _EIO, _E2BIG, _ETIMEDOUT = 5, 7, 110
 NewOperation = Callable[[], tuple[int, bytes]]
@@ -186,7 +187,7 @@ class GuestFiles:
         path: str,
         content: AsyncIterator[bytes],
         *,
-        mode: int = 0o644,
+        mode: int | None = None,
         parents: bool = False,
         append: bool = False,
         exclusive: bool = False,
@@ -194,11 +195,13 @@ class GuestFiles:
     ) -> FileInfo:
         """Writes a file as a whole and returns what it is now: no reader sees half of it.
 
-        If `content` raises, the file stays as it was, and the exception goes on to the caller. With
+        Without a mode a file that is there keeps the one that it has; a new one gets 0o644. If
+        `content` raises, the file stays as it was, and the exception goes on to the caller. With
         `sparse` the content is a map of pieces and the pieces.
         """
-        flags = _flags(p=parents, a=append, x=exclusive, s=sparse)
-        return await self._write(path, content, "write", path, f"{mode:o}", flags)
+        flags = _flags(p=parents, a=append, x=exclusive, s=sparse, k=mode is None)
+        octal = f"{MODE_NEW if mode is None else mode:o}"
+        return await self._write(path, content, "write", path, octal, flags)
 
     async def put(
         self, path: str, content: AsyncIterator[bytes], offset: int, *, parents: bool = False

@@ -18,6 +18,12 @@ from skerry.spec.files import FileInfo, FileType, TreeUsage, WatchEvent, WatchKi
 NAME_BYTES_MAX: Final = 32_768
 _EIO, _ENOENT, _EINTR, _ETIMEDOUT = 5, 2, 4, 110
 _NO_USER = (0, 2, 5, 22)  # the agent's words for a name that it cannot find; 5: it said none
+_SAID: Final = {  # (step, errno) of a helper whose number alone would say little
+    ("user", 22): "unknown user",
+    ("group", 22): "unknown group",
+    ("archive", 74): "no tar, or a damaged one (what is compressed is unpacked first)",
+    ("truncated", 5): "the tar ends without its end mark: it is cut off, compressed, or none",
+}
 _DENIED: Final = frozenset({1, 13, 30})  # EPERM, EACCES, EROFS
 _FULL: Final = frozenset({28, 122})  # ENOSPC, EDQUOT
 _HEAD_BYTES_MAX: Final = 192
@@ -178,7 +184,7 @@ def helper_error(outcome: Outcome, stderr: bytes, path: str) -> SkerryError | No
         errno, step = _EINTR, f"killed by signal {outcome.signal}"
     elif match is not None:
         errno, step = int(match[1]), match[2].decode("ascii")
-    message = f"{path}: {os.strerror(errno)} ({step})"
+    message = f"{path}: {_SAID.get((step, errno)) or f'{os.strerror(errno)} ({step})'}"
     if outcome.error_step == "user" and errno in _NO_USER:
         message = f"{path}: unknown user"
     if outcome.error_step is None:

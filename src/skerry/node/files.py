@@ -79,13 +79,16 @@ class Files:
         user: str | None,
         content: AsyncIterator[bytes],
         *,
-        mode: int,
+        mode: int | None,
         parents: bool,
         append: bool,
         exclusive: bool,
         sparse: bool = False,
     ) -> FileInfo:
-        """Writes a file as a whole; it is there, complete, when this returns."""
+        """Writes a file as a whole; it is there, complete, when this returns.
+
+        Without a mode one that is there keeps its own.
+        """
         if sparse and append:
             raise InvalidRequest("a file with holes cannot be appended")
         files = await self._files(sandbox, user, path)
@@ -93,7 +96,7 @@ class Files:
             return await files.write(
                 check_path(path),
                 content,
-                mode=check_mode(mode),
+                mode=None if mode is None else check_mode(mode),
                 parents=parents,
                 append=append,
                 exclusive=exclusive,

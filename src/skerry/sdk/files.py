@@ -82,15 +82,20 @@ class AsyncFiles:
         path: str,
         content: bytes | str | AsyncIterator[bytes],
         *,
-        mode: int = 0o644,
+        mode: int | None = None,
         parents: bool = True,
         append: bool = False,
         exclusive: bool = False,
         user: str | None = None,
     ) -> FileInfo:
-        """Writes a file: readers see the old or the new content, and the new one when this returns."""
+        """Writes a file: readers see the old or the new content, and the new one when this returns.
+
+        Without `mode` a file that is there keeps its own (not its set-id bits), and a new one has 0o644.
+        """
         params = _params(path, user, parents=parents, append=append, exclusive=exclusive)
-        return await self._put(params | {"mode": f"{mode:o}"}, content)
+        if mode is not None:
+            params["mode"] = f"{mode:o}"
+        return await self._put(params, content)
 
     async def append(
         self, path: str, content: bytes | str | AsyncIterator[bytes], *, user: str | None = None

@@ -335,13 +335,16 @@ class Files:
         path: str,
         content: bytes | str | Iterator[bytes],
         *,
-        mode: int = 420,
+        mode: int | None = None,
         parents: bool = True,
         append: bool = False,
         exclusive: bool = False,
         user: str | None = None,
     ) -> FileInfo:
-        """Writes a file: readers see the old or the new content, and the new one when this returns."""
+        """Writes a file: readers see the old or the new content, and the new one when this returns.
+
+        Without `mode` a file that is there keeps its own (not its set-id bits), and a new one has 0o644.
+        """
         return self._portal.call(
             self._inner.write(
                 path,

@@ -32,8 +32,8 @@ Progress = Callable[[int], None]
 class Transfer(msgspec.Struct, frozen=True):
     """What a transfer did.
 
-    `notes` name what was left out ("skipped PATH ...": FIFOs, sockets, devices) and what changed while
-    it was read ("changed PATH": it is there, as a mixture of old and new).
+    `notes` name what was left out ("skipped PATH ...": FIFOs, sockets, devices; "unreadable PATH": no
+    right to it) and what changed while it was read ("changed PATH": a mixture of old and new is there).
     """
 
     bytes: int

@@ -100,6 +100,8 @@ class FakeFiles:
             raise refused(errno.EISDIR, path)
         self.parent(path, make="p" in flags)
         before = old.content if old is not None and "a" in flags else b""
+        if old is not None and ("k" in flags or "a" in flags):
+            mode = old.mode & 0o1777
         node = Node("f", mode, uid, uid, before + content, mtime_ns=self.now_ns)
         self.nodes[path] = node
         self.tell("m" if old is not None else "c", path)

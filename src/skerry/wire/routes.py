@@ -263,7 +263,11 @@ ROUTES: Final[tuple[Route, ...]] = (
         (
             _PATH,
             _USER,
-            Param("mode", {"type": "string", "pattern": "^(0o)?[0-7]{1,5}$"}, "octal; 644"),
+            Param(
+                "mode",
+                {"type": "string", "pattern": "^(0o)?[0-7]{1,5}$"},
+                "octal; default: its own, if new 644",
+            ),
             Param("parents", _FLAG, "make missing directories"),
             Param("append", _FLAG, "add to what is there"),
             Param("exclusive", _FLAG, "refuse if it is there"),

@@ -22,7 +22,7 @@ class Files(Protocol):
     async def read(self, path: str) -> bytes:
         """Returns a file's bytes."""
 
-    async def write(self, path: str, content: bytes | str, *, mode: int = ...) -> FileInfo:
+    async def write(self, path: str, content: bytes | str, *, mode: int | None = ...) -> FileInfo:
         """Writes a file, with the directories above it."""
 
     async def mkdir(self, path: str, *, mode: int = ..., parents: bool = ...) -> None:

@@ -66,8 +66,8 @@ class Session:
         self.record(data | self._summary(result))
         return result
 
-    async def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Writes a file, made with the directories above it."""
+    async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
+        """Writes a file, made with the directories above it; without a mode it keeps the one it has."""
         self._on_step(f"write {path}")
         await self._sandbox.files.write(path, content, mode=mode)
         self.record(

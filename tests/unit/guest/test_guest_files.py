@@ -185,7 +185,8 @@ async def chunks(*pieces, error=None):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, b"write /f 644 -"),
+        ({}, b"write /f 644 k"),
+        ({"mode": 0o644}, b"write /f 644 -"),
         ({"mode": 0o755, "parents": True, "append": True, "exclusive": True}, b"write /f 755 pax"),
     ],
 )

@@ -41,10 +41,10 @@ class FakeFiles:
         self._sandbox.may("read")
         return self.content.get(path, b"VALUE = 1\n")
 
-    async def write(self, path: str, content: bytes | str, *, mode: int = 0o644) -> FileInfo:
+    async def write(self, path: str, content: bytes | str, *, mode: int | None = None) -> FileInfo:
         self._sandbox.may("write")
         self.content[path] = content.encode() if isinstance(content, str) else content
-        return FileInfo(path, FileType.FILE, mode, 0, 0, len(content), 0.0)
+        return FileInfo(path, FileType.FILE, mode or 0o644, 0, 0, len(content), 0.0)
 
     async def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = False) -> None:
         self._sandbox.may("mkdir")

@@ -235,10 +235,10 @@ def _path(exchange: Exchange) -> str:
     return path
 
 
-def _mode(exchange: Exchange) -> int:
+def _mode(exchange: Exchange) -> int | None:
     text = exchange.param("mode")
     if text is None:
-        return 0o644
+        return None
     digits = text.removeprefix("0o")
     if not 1 <= len(digits) <= 5 or set(digits) - set("01234567"):
         raise InvalidRequest(f"query: mode={text[:40]!r} is not octal")
