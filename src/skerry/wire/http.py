@@ -15,7 +15,8 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | GET, DELETE sandboxes/ID | -> SandboxInfo (DELETE: idempotent, answers when nothing is left) |
 | PATCH sandboxes/ID | SandboxChange -> SandboxInfo (deadlines and labels of a live sandbox) |
 | POST sandboxes/ID/pause | -> SandboxInfo (paused: its commands stand still); idempotent |
-| POST sandboxes/ID/resume | -> SandboxInfo (running); idempotent, and any other request inside does it |
+| POST sandboxes/ID/resume | -> SandboxInfo (running); idempotent; so does whatever needs the inside \
+  (not: state, usage, a command's status, result, output and cancel) |
 | POST sandboxes/ID/stop | -> SandboxInfo (stopped, or failed as it was): results stay; idempotent |
 | GET sandboxes/ID/usage | -> Usage |
 | GET, PUT sandboxes/ID/network | PUT: NetworkBody, another policy, in force when it answers; what it \

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from skerry.errors import Conflict, SkerryError
@@ -92,16 +92,27 @@ class Feed:
         return None if op.done.done() else running
 
 
-async def feed(op: Op, offset: int, chunks: AsyncIterator[bytes], *, eof: bool) -> StdinTaken:
+async def feed(
+    op: Op,
+    offset: int,
+    chunks: AsyncIterator[bytes],
+    *,
+    eof: bool,
+    awake: Callable[[], Awaitable[None]],
+) -> StdinTaken:
     """Passes a body on as it comes, in constant memory, and then ends the input if `eof`.
 
     It takes a turn for each piece that is there: a client that stands still holds up nobody, least
-    of all its own next try. Nor is it waited for once the command has ended.
+    of all its own next try. Nor is it waited for once the command has ended. `awake` is asked to see
+    that its sandbox runs before something is passed on.
     """
     while (chunk := await _next_while_runs(op, chunks)) is not None:
+        await awake()
         async with Feed(op) as turn:
             await turn.write(offset, chunk)
             offset += len(chunk)
+    if eof:
+        await awake()
     async with Feed(op) as turn:
         if eof:
             await turn.write(offset, b"")  # nothing was left out

@@ -158,9 +158,10 @@ class Operations:
         command.check_terminal(size.rows, size.cols)
         found = self._known(sandbox, op_id)
         if isinstance(found, Op):
-            running = await found.begun()
             if found.spec.terminal is None:
                 raise Conflict(f"{op_id} has no terminal")
+            await self._lives.ensure_running(sandbox)
+            running = await found.begun()
             if running is not None:
                 running.resize(size.rows, size.cols)
 
@@ -170,7 +171,11 @@ class Operations:
         """Passes standard input on; see `feeding`. Conflict for bytes after its end."""
         found = self._known(sandbox, op_id)
         if isinstance(found, Op):
-            return await feed(found, offset, chunks, eof=eof)
+
+            async def awake() -> None:  # what stands still would read nothing
+                await self._lives.ensure_running(sandbox)
+
+            return await feed(found, offset, chunks, eof=eof, awake=awake)
         async for _ in chunks:
             raise Conflict("the command has ended: it reads no more input")
         return StdinTaken(offset, open=False)

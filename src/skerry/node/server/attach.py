@@ -12,6 +12,7 @@ from skerry.node.commands.command import check_signal, check_terminal
 from skerry.node.commands.feeding import Feed
 from skerry.node.commands.operation import Holder, Op
 from skerry.node.commands.views import View
+from skerry.node.life.sandbox import Sandbox
 from skerry.node.node import Node
 from skerry.node.server.bodies import CLIENT_EVENT, COMMAND
 from skerry.node.server.commands import kills, op_of
@@ -34,8 +35,11 @@ class Attached:
     Invariant: the operation's holder is ours exactly while we hold its terminal.
     """
 
-    def __init__(self, node: Node, socket: Socket, view: View, op: Op | None) -> None:
+    def __init__(
+        self, node: Node, socket: Socket, sandbox: Sandbox, view: View, op: Op | None
+    ) -> None:
         self._node = node
+        self._sandbox = sandbox
         self._socket = socket
         self.view = view
         self._op = op
@@ -82,6 +86,7 @@ class Attached:
         running = await self.view.running() if size is not None and not self.watches else None
         if running is None or size is None:
             return
+        await self._node.lives.ensure_running(self._sandbox)
         check_terminal(size.rows, size.cols)
         # The kernel tells programs of a change only; so there is one, whatever the size was.
         running.resize(size.rows, size.cols + 1 if size.cols < 65_535 else size.cols - 1)
@@ -117,6 +122,7 @@ class Attached:
         running = await self.view.running()
         if running is None or self._op is None or self._taken_by is not None:
             return
+        await self._node.lives.ensure_running(self._sandbox)  # what stands still hears nothing
         self._settle_size()  # nothing that is typed meets the other size
         if event.stdin is not None:
             await self._type(event.stdin)
@@ -164,7 +170,8 @@ async def attach(node: Node, socket: Socket) -> None:
     )
     del first
     with view:
-        attached = Attached(node, socket, view, node.operations.find(sandbox, view.op_id))
+        op = node.operations.find(sandbox, view.op_id)
+        attached = Attached(node, socket, sandbox, view, op)
         attached.hold()
         try:
             await _serve(socket, attached, terminal if joins else None, kill=kill)
