@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from skerry.errors import (
     Bug,
@@ -66,7 +67,7 @@ class Execution:
     def enter(self, sandbox: Sandbox, op: Op) -> None:
         """Counts the operation as under way; that is activity."""
         sandbox.ops[op.id] = op
-        op.on_cancel = lambda: self._timers.after(CUT_AFTER_S, op.sink.cut_slow_readers)
+        op.on_cancel = self._cut_readers
         sandbox.running += 1
         self._admission.operations += 1
         sandbox.touch(self._clock.wall(), self._clock.monotonic())
@@ -223,6 +224,9 @@ class Execution:
             op.done.set_result(answer)
         return answer
 
+    def _cut_readers(self, op: Op) -> None:
+        self._timers.after(CUT_AFTER_S, op.sink.cut_slow_readers)
+
     def _leave(self, sandbox: Sandbox, op: Op) -> None:
         if not isinstance(sandbox.ops.get(op.id), Past):  # it has no answer on record
             sandbox.ops.pop(op.id, None)
@@ -249,37 +253,35 @@ class Execution:
 
     def _watch(self, sandbox: Sandbox, op: Op) -> None:
         """Sets the backstop behind the agent's own timeout."""
-        timeout_s = op.spec.timeout_s
-        if timeout_s is None:
+        if op.spec.timeout_s is None:
             return
         if op.overdue is not None:
             op.overdue.cancel()
-        began = sandbox.work_time(self._clock.monotonic())
+        end = sandbox.work_time(self._clock.monotonic()) + op.spec.timeout_s
+        self._at(end + PING_AFTER_S, self._ping_late, sandbox, op)
 
-        def after(work_s: float, call: Callable[[], None]) -> None:
-            """Calls when so much time was spent since the beginning; held time does not count."""
+    def _at(
+        self, work_s: float, call: Callable[[Sandbox, Op], None], sandbox: Sandbox, op: Op
+    ) -> None:
+        """Calls once the sandbox has worked that long; held time does not count."""
+        left = work_s - sandbox.work_time(self._clock.monotonic())
+        if left <= 0.001:
+            call(sandbox, op)
+        else:
+            again = partial(self._at, work_s, call, sandbox, op)
+            op.overdue = self._timers.after(max(left, LOOK_AGAIN_S), again)
 
-            def due() -> None:
-                left = began + work_s - sandbox.work_time(self._clock.monotonic())
-                if left <= 0.001:
-                    call()
-                else:
-                    op.overdue = self._timers.after(max(left, LOOK_AGAIN_S), due)
+    def _ping_late(self, sandbox: Sandbox, op: Op) -> None:
+        op.sink.cut_slow_readers()  # the command is over: only they can hold its end up
+        now = sandbox.work_time(self._clock.monotonic())
+        self._at(now + KILL_AFTER_S - PING_AFTER_S, self._kill_late, sandbox, op)
+        if sandbox.link is not None:
+            self._tasks.spawn(sandbox.link.check())
 
-            left = began + work_s - sandbox.work_time(self._clock.monotonic())
-            op.overdue = self._timers.after(left, due)
-
-        def kill() -> None:
-            late = f"a command was {KILL_AFTER_S:g} s over its timeout and could not be ended"
-            self._lives.fail(sandbox, late, SandboxFailed(late, sandbox=sandbox.id))
-
-        def ping() -> None:
-            op.sink.cut_slow_readers()  # the command is over: only they can hold its end up
-            after(timeout_s + KILL_AFTER_S, kill)
-            if sandbox.link is not None:
-                self._tasks.spawn(sandbox.link.check())
-
-        after(timeout_s + PING_AFTER_S, ping)
+    def _kill_late(self, sandbox: Sandbox, op: Op) -> None:
+        del op
+        late = f"a command was {KILL_AFTER_S:g} s over its timeout and could not be ended"
+        self._lives.fail(sandbox, late, SandboxFailed(late, sandbox=sandbox.id))
 
 
 def _refused(error: SkerryError, op: Op) -> SkerryError:

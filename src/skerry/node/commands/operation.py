@@ -97,7 +97,8 @@ class Op:
         self.input: Input | None = None  # what came with it; None also before it was kept
         self.input_lock = asyncio.Lock()  # one writer of further input at a time
         self.holder: Holder | None = None  # who has its terminal
-        self.on_cancel: Callable[[], object] = lambda: None  # once, at the first cancel
+        # Told of the first cancel. It knows nothing of the command: a circle would keep both.
+        self.on_cancel: Callable[[Op], object] = _ignore
         self.done: asyncio.Future[RunResult | SkerryError] = (
             asyncio.get_running_loop().create_future()
         )
@@ -140,7 +141,7 @@ class Op:
     def cancel(self) -> None:
         """Ends every process of it, now or as soon as it runs; idempotent."""
         if not self._cancelled:
-            self.on_cancel()
+            self.on_cancel(self)
         self._cancelled = True
         running = self.running
         if running is not None and not running.ended:
@@ -152,6 +153,10 @@ class Op:
             return False
         started = self.running.started
         return started.done() and not started.cancelled() and started.exception() is None
+
+
+def _ignore(op: Op) -> None:
+    """Nobody wants to be told."""
 
 
 def never_left(error: SkerryError) -> SkerryError:

@@ -87,8 +87,8 @@ class Session:
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         told = op.on_cancel
 
-        def withdraw() -> None:
-            told()
+        def withdraw(cancelled: Op) -> None:
+            told(cancelled)
             if not waiter.done():
                 waiter.set_result(False)
 

@@ -257,7 +257,8 @@ class Exchange:
             data, kind = _to_json.encode(value), _JSON
         self.status = status
         self.bytes_out += len(data)
-        await self.scope["skerry.whole"](status, ((b"content-type", kind), *headers), data)
+        answer = self.scope["skerry.whole"]
+        await answer(self._send, status, ((b"content-type", kind), *headers), data)
 
     async def fail(self, error: SkerryError) -> None:
         """Answers with an error, in the envelope."""

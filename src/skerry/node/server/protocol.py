@@ -15,7 +15,6 @@ import asyncio
 import logging
 import resource
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -107,6 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
+        self.scope["skerry.whole"] = _answer_whole  # type: ignore[typeddict-unknown-key]
         self._no_rest = False
         if not self._in_head:
             self._in_head = True
@@ -129,10 +129,8 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
         finally:
             refused, self.app = self.app is not served, served
-        if self.cycle is not None:
-            self.scope["skerry.whole"] = partial(_answer_whole, self.cycle)  # type: ignore[typeddict-unknown-key]
-            if refused or self._crowded:
-                self.cycle.keep_alive = False
+        if (refused or self._crowded) and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         """The request is there as a whole."""
@@ -204,10 +202,9 @@ def _answer(error: SkerryError) -> Any:
     return app
 
 
-async def _answer_whole(
-    cycle: RequestResponseCycle, status: int, headers: Headers, body: bytes
-) -> None:
-    """Gives the request's whole answer, as the cycle's `send` would in two messages."""
+async def _answer_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """Gives the request's whole answer, as its cycle's `send` would in two messages."""
+    cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
     if cycle.flow.write_paused and not cycle.disconnected:
         await cycle.flow.drain()
     if cycle.disconnected:
