@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from skerry.errors import SkerryError, Unavailable
-from skerry.sdk.stream import LiveCommand, events_of
-from skerry.sdk.transport import RECONNECT_FOR_S, RETRY_FIRST_S, RETRY_MAX_S, Transport
+from skerry.errors import SkerryError
+from skerry.sdk.follow import follow
+from skerry.sdk.stream import LiveCommand
+from skerry.sdk.transport import Transport
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.wire.http import OpStatus, SignalBody, StdinTaken, StreamEvent
 
@@ -98,28 +99,10 @@ class AsyncCommandHandle:
         long output was not kept. A lost connection is repaired. With `pace`, nothing is skipped
         from here on and a slow reader slows the command; without, a slow reader skips.
         """
-        place = {"stdout": stdout, "stderr": stderr}
-        loop = asyncio.get_running_loop()
-        give_up, pause = loop.time() + RECONNECT_FOR_S, RETRY_FIRST_S
-        while True:
-            params = {name: str(at) for name, at in place.items()} | {"pace": str(int(pace))}
-            try:
-                chunks = self._transport.receive("GET", f"{self._root}/output", params=params)
-                async for event in events_of(chunks):
-                    for name in place:
-                        data = getattr(event, name)
-                        if data is not None and event.at is not None:
-                            place[name] = event.at + len(data)
-                    give_up, pause = loop.time() + RECONNECT_FOR_S, RETRY_FIRST_S
-                    if event.started is None:
-                        yield event
-                    if event.result is not None:
-                        return
-            except Unavailable:
-                if loop.time() + pause > give_up:
-                    raise
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, RETRY_MAX_S)
+        events = follow(self._transport, self._root, stdout=stdout, stderr=stderr, pace=pace)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
 
     @contextlib.asynccontextmanager
     async def attach(

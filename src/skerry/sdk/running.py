@@ -7,13 +7,14 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 
-from skerry.errors import InvalidRequest, SkerryError
+from skerry.errors import InvalidRequest, SkerryError, Unavailable
+from skerry.sdk.follow import follow
 from skerry.sdk.stream import events_of
 from skerry.sdk.transport import Transport
 from skerry.sdk.typed import typed
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
-from skerry.wire.http import StreamEvent
+from skerry.wire.http import OpStatus, StreamEvent
 
 CANCEL_WITHIN_S = 5.0
 
@@ -71,17 +72,44 @@ class Runner:
             raise
 
     async def stream(self, spec: CommandSpec) -> AsyncGenerator[StreamEvent]:
-        """Yields its output as it comes, then its result; leaving early ends it inside."""
+        """Yields its output as it comes, then its result; leaving early ends it inside.
+
+        A lost connection is repaired: the command goes on meanwhile, and is never run twice.
+        """
         op = secrets.token_hex(16)
         finished = False
         debt = self._transport.debts.owe(lambda: self.cancel_quietly(op))
+        events = self._events(spec, op)
         try:
-            chunks = self._transport.receive("POST", f"{self._root}/stream?op={op}", body=spec)
-            async for event in events_of(chunks):
-                finished = event.result is not None
-                yield event
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    finished = event.result is not None
+                    yield event
         finally:
             await debt.settle(owed=not finished)
+
+    async def _events(self, spec: CommandSpec, op: str) -> AsyncGenerator[StreamEvent]:
+        """Asks for it and its output in one request; after a loss for both apart, from where it was."""
+        seen = {"stdout": 0, "stderr": 0}
+        try:
+            chunks = self._transport.receive("POST", f"{self._root}/stream?op={op}", body=spec)
+            async with contextlib.aclosing(chunks):
+                async for event in events_of(chunks):
+                    for name in seen:
+                        seen[name] += len(getattr(event, name) or b"")
+                    yield event
+            return
+        except Unavailable as error:
+            if error.fields.get("reason") == "draining":
+                raise
+        # Perhaps it never arrived: this begins it then, and else finds it.
+        await self._transport.call(
+            "POST", f"{self._root}/ops?op={op}", OpStatus, body=spec, repeatable=True
+        )
+        events = follow(self._transport, f"{self._root}/ops/{op}", **seen, pace=True)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
 
     async def cancel_quietly(self, op: str) -> None:
         """Ends a command for a caller who is leaving: whether that arrives matters less than why."""
