@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,27 @@ async def test_node_that_comes_back_in_time_finds_everything(layer_store):
     finally:
         left = node.stop()
     assert not left
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_signal_that_asks_for_the_end_gets_an_orderly_one(layer_store, number):
+    with LiveNode(layer_store).running() as node:
+        async with node.client() as client:
+            await client.sandboxes.create()
+        launcher = node.launcher()
+        os.kill(node.pid, number)
+        assert await asyncio.to_thread(node._process.wait, 30) == 0
+        assert not proc.runs(launcher)
+
+
+async def test_node_under_nohup_outlives_its_terminal(layer_store):
+    with LiveNode(
+        layer_store, program=("nohup", sys.executable, "-m", "skerry.cli.main")
+    ).running() as node:
+        os.kill(node.pid, signal.SIGHUP)
+        async with node.client() as client, await client.sandboxes.create() as sandbox:
+            assert (await sandbox.run("true")).ok
+        assert node._process.poll() is None
 
 
 async def test_second_signal_ends_a_node_that_is_held_up(layer_store):

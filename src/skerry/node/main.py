@@ -29,7 +29,7 @@ CANCEL_S = 1.0  # what is cut short may take that long to notice
 
 
 async def serve(config: NodeConfig, *, ready: asyncio.Event | None = None) -> None:
-    """Runs a node until SIGTERM, SIGINT, or (embedded) its last owner has gone.
+    """Runs a node until SIGTERM, SIGINT, SIGHUP, or (embedded) its last owner has gone.
 
     The end takes `end_within_s` at most for each of its two parts; a second signal cuts it short.
     What is not destroyed by then is left to the next start.
@@ -45,7 +45,13 @@ async def serve(config: NodeConfig, *, ready: asyncio.Event | None = None) -> No
     def told() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        # Under nohup a terminal's end is none of ours.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    for number in numbers:
         loop.add_signal_handler(number, told)
     try:
         node = build_node(config)
@@ -57,7 +63,7 @@ async def serve(config: NodeConfig, *, ready: asyncio.Event | None = None) -> No
                 ready.set()
             await stop.wait()
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 

@@ -113,6 +113,8 @@ class Runner:
 
     async def cancel_quietly(self, op: str) -> None:
         """Ends a command for a caller who is leaving: whether that arrives matters less than why."""
+        if self._transport.closed:
+            return
         with contextlib.suppress(SkerryError, TimeoutError):
             async with asyncio.timeout(CANCEL_WITHIN_S):
                 await self._transport.call("POST", f"{self._root}/ops/{op}/cancel")

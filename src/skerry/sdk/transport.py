@@ -76,7 +76,7 @@ class Transport:
         self.owner: str | None = None
         self.debts = Debts()
         self._token = token
-        self._closed = False
+        self.closed = False
         self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = WeakKeyDictionary()
 
     @property
@@ -93,7 +93,7 @@ class Transport:
 
     def session(self) -> aiohttp.ClientSession:
         """Returns the session of the running loop, made at need."""
-        if self._closed:
+        if self.closed:
             raise RuntimeError("the client is closed; open a new one with connect()")
         loop = asyncio.get_running_loop()
         held = self._sessions.get(loop)
@@ -135,7 +135,7 @@ class Transport:
         What iterations that were left early have to say is said before.
         """
         await self.debts.pay()
-        self._closed = True
+        self.closed = True
         held = self._sessions.pop(asyncio.get_running_loop(), None)
         if held is not None:
             await held.session.close()

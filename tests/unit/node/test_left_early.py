@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from node_stand import sandboxes_of, until
 
 from skerry.node.config import Limits
@@ -77,3 +78,17 @@ async def test_cancelled_reader_does_not_take_back_what_was_said(stand) -> None:
             await asyncio.gather(reader, return_exceptions=True)
         assert len(node.sandboxes) <= 1
         assert len(node.batches) == 0
+
+
+async def test_command_that_is_still_waited_for_when_its_client_is_closed_is_cancelled_quietly(
+    stand,
+) -> None:
+    async with stand.serving(limits=Limits(**FREE)) as (node, api):
+        async with sandboxes_of(node) as sandboxes:
+            sandbox = await sandboxes.create()
+            waiting = asyncio.create_task(sandbox.run("sleep 1000"))
+            await until(lambda: node.admission.operations == 1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await api.call("DELETE", f"/v1/sandboxes/{sandbox.id}")

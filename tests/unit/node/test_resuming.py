@@ -176,3 +176,23 @@ async def test_forwards_in_either_direction_resume(stand, name) -> None:
                 await socket.receive()
 
         assert not await paused_after(api, sid, ask)
+
+
+@pytest.mark.parametrize("data", [b"typed", b""], ids=["bytes", "end"])
+async def test_what_is_sent_over_an_open_connection_resumes(stand, data) -> None:
+    async with stand.serving() as (_, api):
+        sid = await prepared(api)
+
+        async def echo(stream) -> None:
+            while piece := await stream.read():
+                await stream.write(piece)
+
+        stand.world.instances[sid].agent.ports.services[80] = echo
+        async with api.session.ws_connect(f"{BELOW.format(id=sid)}/connect?port=80") as socket:
+            await socket.receive()
+
+            async def ask() -> None:
+                await socket.send_bytes(data)
+                assert (await socket.receive()).data == data
+
+            assert not await paused_after(api, sid, ask)

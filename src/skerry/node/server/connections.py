@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from skerry.errors import InvalidRequest
 from skerry.guest.forward import Connection
@@ -65,7 +66,11 @@ async def connect(node: Node, socket: Socket) -> None:
         await socket.send(StreamEvent())
         ended = asyncio.Event()
         outward = asyncio.create_task(_outward(socket, connection, ended))
-        inward = asyncio.create_task(_inward(socket, connection, ended))
+
+        async def awake() -> None:  # what stands still would read nothing
+            await node.lives.ensure_running(sandbox)
+
+        inward = asyncio.create_task(_inward(socket, connection, ended, awake))
         try:
             await asyncio.wait((outward, inward), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -85,11 +90,17 @@ async def _outward(socket: Socket, connection: Connection, ended: asyncio.Event)
     await ended.wait()
 
 
-async def _inward(socket: Socket, connection: Connection, ended: asyncio.Event) -> None:
+async def _inward(
+    socket: Socket,
+    connection: Connection,
+    ended: asyncio.Event,
+    awake: Callable[[], Awaitable[None]],
+) -> None:
     """Carries what the client sends, then its end; returns when the client is gone."""
     while (data := await socket.receive_bytes()) is not None:
         if ended.is_set():
             raise InvalidRequest("message: this half of the connection was ended before")
+        await awake()
         if data:
             await connection.write(data)
         else:
