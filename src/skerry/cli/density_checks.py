@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 
 from skerry.backends.shared import proc
 from skerry.cli.findings import Check
 from skerry.cli.words import size
-
-PR_SCHED_CORE = 62
 
 
 def cpu_class_check() -> Check:
@@ -23,19 +19,7 @@ def cpu_class_check() -> Check:
             "cpu classes", "warning", "no cpu.idle: SCHED_IDLE and the least shares instead",
             "best-effort sandboxes slow others down more", "a kernel since 5.15",
         )  # fmt: skip
-    return Check("cpu classes", "ok", f"cpu.idle and SCHED_IDLE; {core_scheduling()}")
-
-
-def core_scheduling() -> str:
-    """Says whether the kernel can keep sandboxes from sharing a physical core."""
-    cookie = ctypes.c_ulong()
-    libc = ctypes.CDLL(None, use_errno=True)
-    # GET of this thread: changes nothing (core-scheduling.rst).
-    if libc.prctl(PR_SCHED_CORE, 0, 0, 0, ctypes.byref(cookie)) == 0:
-        return "core scheduling"
-    if ctypes.get_errno() == errno.ENODEV:
-        return "core scheduling not needed: no SMT"
-    return "no core scheduling in this kernel"
+    return Check("cpu classes", "ok", "cpu.idle and SCHED_IDLE")
 
 
 def swap_check() -> Check:

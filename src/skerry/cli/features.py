@@ -172,14 +172,6 @@ def zram(machine: Machine) -> Seen:
     return value in ("y", "m"), f"CONFIG_ZRAM={value}, not loaded"
 
 
-def swap(machine: Machine) -> Seen:
-    """Somewhere for cold memory to go."""
-    lines = machine.text("/proc/swaps").splitlines()[1:]
-    if not lines:
-        return False, "none"
-    return True, ", ".join(line.split()[0] for line in lines)
-
-
 def core_scheduling(machine: Machine) -> Seen:
     """Keeping sandboxes apart on the threads of one core."""
     import os
@@ -265,8 +257,6 @@ FEATURES: tuple[Feature, ...] = (
             needed=True),
     Feature("process_madvise", call(PROCESS_MADVISE, -1, 0, 0, 0, 0),
             "cold memory of idle sandboxes stays", "Linux 5.10"),
-    Feature("swap", swap, "cold memory that is not from files has nowhere to go",
-            "a swap file, or zram" ),
     Feature("zram", zram, "cold memory cannot be kept compressed", "CONFIG_ZRAM"),
     Feature("userfaultfd", userfaultfd, "memory of snapshots cannot be served on demand",
             "CONFIG_USERFAULTFD"),

@@ -167,6 +167,14 @@ def test_every_feature_has_a_finding_a_consequence_and_a_remedy() -> None:
         assert check.status == "ok" or (check.consequence and check.remedy), check.name
 
 
+def test_doctor_says_everything_once(tmp_path: Path) -> None:
+    checks = host_checks(str(tmp_path), str(tmp_path)) + feature_checks()
+    names = [check.name for check in checks]
+    assert len(set(names)) == len(names)
+    for word in ("swap", "core scheduling"):
+        assert sum(word in f"{check.name} {check.found}" for check in checks) == 1, word
+
+
 def test_features_of_a_bare_machine_are_missed_and_of_a_full_one_are_found() -> None:
     bare = {check.name: check for check in feature_checks(machine({}, release=(5, 0), calls=38))}
     assert not [name for name, check in bare.items() if check.status == "ok"]
@@ -182,7 +190,6 @@ def test_features_of_a_bare_machine_are_missed_and_of_a_full_one_are_found() -> 
         "/proc/filesystems": "nodev fuse",
         "/dev/fuse": "", "/dev/kvm": "", "/dev/loop-control": "", "/sys/block/zram0": "",
         "/sys/fs/btrfs/features/simple_quota": "",
-        "/proc/swaps": "Filename Type\n/dev/zram0 partition",
         "/proc/sys/kernel/seccomp/actions_avail": "kill errno allow",
         "CONFIG_EROFS_FS_BACKED_BY_FILE": "y", "CONFIG_EROFS_FS_ZIP_ZSTD": "y",
     }  # fmt: skip
