@@ -12,6 +12,11 @@ from logging.handlers import RotatingFileHandler
 
 LOG_BYTES = 8 << 20
 LOG_FILES = 2  # older ones that are kept: NAME.1 and NAME.2
+LINE_CHARACTERS = 16_384  # of a message; what is beyond is cut
+CONTROLS = {
+    number: f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+    for number in (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)
+}
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 SANDBOX = re.compile(r"s[a-z2-7]{20}")
 OPERATION = re.compile(r"[0-9a-f]{32}")
@@ -31,7 +36,7 @@ class JsonFormatter(logging.Formatter):
             "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _cut(record.getMessage()),
             "pid": record.process,
         }
         arguments = record.args if isinstance(record.args, tuple) else ()
@@ -42,8 +47,25 @@ class JsonFormatter(logging.Formatter):
                 elif OPERATION.fullmatch(argument):
                     fields.setdefault("operation", argument)
         if record.exc_info:
-            fields["error"] = self.formatException(record.exc_info)
+            fields["error"] = _cut(self.formatException(record.exc_info))
         return json.dumps(fields, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people; only a traceback takes more. No message can look like another line."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's
+        """Returns the line, its control characters written out."""
+        return _cut(super().formatMessage(record)).translate(CONTROLS)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= LINE_CHARACTERS:
+        return text
+    return f"{text[:LINE_CHARACTERS]} ... and {len(text) - LINE_CHARACTERS} characters more"
 
 
 class DaemonLog(RotatingFileHandler):
@@ -51,7 +73,13 @@ class DaemonLog(RotatingFileHandler):
 
     def __init__(self, path: str) -> None:
         self._led = _leads_to(path)
-        super().__init__(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8")
+        super().__init__(
+            path,
+            maxBytes=LOG_BYTES,
+            backupCount=LOG_FILES,
+            encoding="utf-8",
+            errors="backslashreplace",  # names from inside may be no UTF-8
+        )
 
     def doRollover(self) -> None:  # noqa: N802 - the name is the base class's
         """Begins a new file."""
@@ -76,6 +104,6 @@ def start_logging(*, quiet: bool, log_format: str, log_file: str | None) -> None
     """Sets the process's logging up, once."""
     handler: logging.Handler
     handler = logging.StreamHandler(sys.stderr) if log_file is None else DaemonLog(log_file)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it tells of every connection
