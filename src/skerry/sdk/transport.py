@@ -7,10 +7,10 @@ a node that restarts under a command costs the caller time, not the result (deci
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import random
-import socket
+import re
+from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from typing import Any, TypeVar, overload
@@ -21,51 +21,31 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from skerry.errors import Bug, SkerryError, Unavailable
+from skerry.errors import Bug, InvalidRequest, SkerryError, Unavailable
 from skerry.sdk.debts import Debts
+from skerry.sdk.links import Links
+from skerry.sdk.unary import WHOLE_BYTES_MAX, BadAnswer
 from skerry.wire.http import MSGPACK, OWNER_HEADER, ErrorBody
 from skerry.wire.pieces import PIECES, PieceReader
 
 T = TypeVar("T")
 Query = dict[str, str] | list[tuple[str, str]] | None
 
-CONNECT_TIMEOUT_S = 10.0
 RECONNECT_FOR_S = 60.0  # how long a repeatable request looks for a node that went away
 HELD_S = 15.0  # a request that was lost after more than this had reached the node
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
-# Idle for 20 s, then asked every 10 s, lost after four questions without an answer.
-KEEP_ALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4))
-READ_BYTES = 1 << 20  # of an answer are held, at most twice that
-WHOLE_BYTES_MAX = 256 * 1024
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class _Session:
-    """A session that closes itself when its loop ends.
-
-    Loops end their asynchronous generators before they close (asyncio.run does); no other call
-    tells of a loop's end.
-    """
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self.session = session
-        self._keeper = self._keep()
-        with contextlib.suppress(StopIteration):
-            self._keeper.__anext__().send(None)  # from here on the loop knows it
-
-    async def _keep(self) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            await self.session.close()
+_plain = re.compile(r"[A-Za-z0-9_/?=&:.~-]*").fullmatch  # a target that needs no quoting
 
 
 class Transport:
     """Connections to one node; usable from several event loops in turn.
 
-    Invariant: a session is only used on the loop that made it, and closed before that is.
+    Whole requests with whole answers go through connections of our own (pool.py); streams,
+    uploads and WebSockets through aiohttp. Invariant: what connects is only used on the loop that
+    made it, and closed before that is. InvalidRequest for an address or a token that is none.
     """
 
     def __init__(
@@ -77,7 +57,10 @@ class Transport:
         self.debts = Debts()
         self._token = token
         self.closed = False
-        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = WeakKeyDictionary()
+        self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, Links] = WeakKeyDictionary()
+        self._url = _node_of(self.base)
+        self._root = self._url.raw_path.rstrip("/")
+        self._fixed = _fixed_lines(self._url, token)
 
     @property
     def where(self) -> str:
@@ -91,32 +74,32 @@ class Transport:
             return url
         return URL(f"{url}?{urlencode(params, errors='surrogateescape')}", encoded=True)
 
-    def session(self) -> aiohttp.ClientSession:
-        """Returns the session of the running loop, made at need."""
+    def _head(self, method: str, path: str, params: Query, length: int | None) -> bytes:
+        """Returns the head of a request of our own, with a body of that length or none."""
+        if params is None and _plain(path) and "/." not in path:
+            target = self._root + path
+        else:
+            target = self._address(path, params).raw_path_qs
+        owner = f"{OWNER_HEADER}: {self.owner}\r\n" if self.owner else ""
+        if length is not None:
+            sent = f"Content-Type: {MSGPACK}\r\nContent-Length: {length}\r\n"
+        else:
+            sent = "" if method == "GET" else "Content-Length: 0\r\n"
+        return f"{method} {target} HTTP/1.1\r\n{self._fixed}{owner}{sent}\r\n".encode()
+
+    def _linked(self) -> Links:
         if self.closed:
             raise RuntimeError("the client is closed; open a new one with connect()")
         loop = asyncio.get_running_loop()
-        held = self._sessions.get(loop)
-        if held is None or held.session.closed:
-            # No limit: a command holds its connection for as long as it runs, and a hidden limit
-            # would stall the hundred-and-first one.
-            connector: aiohttp.BaseConnector
-            if self.socket_path is not None:
-                connector = aiohttp.UnixConnector(path=self.socket_path, limit=0)
-            else:
-                connector = aiohttp.TCPConnector(
-                    limit=0, ttl_dns_cache=30, socket_factory=_kept_alive
-                )
-            session = aiohttp.ClientSession(
-                connector=connector,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-                cookie_jar=aiohttp.DummyCookieJar(),  # a node sets none; looking costs each request
-                auto_decompress=False,
-                read_bufsize=READ_BYTES,
-                skip_auto_headers=("User-Agent", "Accept-Encoding"),
-            )
-            held = self._sessions[loop] = _Session(session)
-        return held.session
+        links = self._links.get(loop)
+        if links is None:
+            links = Links(self._url, self.socket_path, lambda: self._links.pop(loop, None))
+            self._links[loop] = links
+        return links
+
+    def session(self) -> aiohttp.ClientSession:
+        """Returns the aiohttp session of the running loop."""
+        return self._linked().session
 
     def headers(self, content_type: str | None = None) -> dict[str, str]:
         """Returns the headers of a request."""
@@ -136,10 +119,10 @@ class Transport:
         """
         await self.debts.pay()
         self.closed = True
-        held = self._sessions.pop(asyncio.get_running_loop(), None)
-        if held is not None:
-            await held.session.close()
-        self._sessions.clear()
+        links = self._links.pop(asyncio.get_running_loop(), None)
+        if links is not None:
+            await links.close()
+        self._links.clear()
 
     @overload
     async def call(
@@ -206,19 +189,16 @@ class Transport:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + RECONNECT_FOR_S
         pause = RETRY_FIRST_S
+        head = self._head(method, path, params, None if data is None else len(data))
         while True:
             began = loop.time()
             try:
-                async with self.session().request(
-                    method,
-                    self._address(path, params),
-                    data=_body(data),
-                    headers=self.headers(MSGPACK if data is not None else None),
-                ) as response:
-                    raw = await response.read()
-                    if response.status >= 400:
-                        raise error_of(raw, response.status, self.where)
-                    return raw
+                # Connections that lie ready may be closed ones: GET changes nothing.
+                again = repeatable or method == "GET"
+                status, raw = await self._linked().pool.ask(head, data, again=again)
+                if not 200 <= status < 300:
+                    raise error_of(raw, status, self.where)
+                return raw
             except Unavailable as error:
                 # Said by a node that ends, or has restarted: nothing was done, or it is on record.
                 # One that is being drained does not change its mind soon: the caller must know.
@@ -227,7 +207,9 @@ class Transport:
                 give_up = _patience(give_up, began, loop.time())
                 if not again or loop.time() + pause > give_up:
                     raise
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            except BadAnswer as error:
+                raise Unavailable(f"cannot reach the node at {self.where}: {error}") from error
+            except OSError as error:
                 give_up = _patience(give_up, began, loop.time())
                 if not repeatable or loop.time() + pause > give_up:
                     raise Unavailable(f"cannot reach the node at {self.where}: {error}") from error
@@ -338,19 +320,27 @@ def _patience(give_up: float, began: float, now: float) -> float:
     return now + RECONNECT_FOR_S if now - began > HELD_S else give_up
 
 
-def _kept_alive(address: tuple[Any, ...]) -> socket.socket:
-    """Returns a socket that notices within about a minute that the other host is gone.
+def _node_of(base: str) -> URL:
+    try:
+        url = URL(base)
+        if url.host and url.port:
+            return url
+    except ValueError:
+        pass
+    raise InvalidRequest(f"{base!r} is no node's address: write http://HOST:PORT")
 
-    A command may say nothing for hours; without probes (RFC 9293 section 3.8.4) its caller would
-    wait for ever for a host that lost power, or behind a NAT that has forgotten the connection.
-    """
-    family, kind, number, _, _ = address
-    sock = socket.socket(family, kind, number)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEP_ALIVE:
-        if hasattr(socket, name):  # macOS has other names for some
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return sock
+
+def _fixed_lines(url: URL, token: str | None) -> str:
+    """Returns the lines that every request of our own has in its head."""
+    lines = f"Host: {url.host_port_subcomponent}\r\nAccept: {MSGPACK}\r\n"
+    if token:
+        if not token.isascii() or not token.isprintable():
+            raise InvalidRequest("token: it holds what no header may hold, such as a line's end")
+        lines += f"Authorization: Bearer {token}\r\n"
+    elif url.user is not None:
+        pair = f"{url.user}:{url.password or ''}".encode()
+        lines += f"Authorization: Basic {b64encode(pair).decode()}\r\n"
+    return lines
 
 
 def _body(data: bytes | None) -> bytes | io.BytesIO | None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 from urllib.parse import parse_qsl
 
 import aiohttp
 import pytest
+from rogue import Peer, on_both_loops, rogue, saying
 
-from skerry.sdk.transport import (
-    CONNECT_TIMEOUT_S,
-    RECONNECT_FOR_S,
-    Transport,
-    _kept_alive,
-    _patience,
-)
+from skerry.errors import InvalidRequest, Unavailable
+from skerry.sdk.dial import CONNECT_TIMEOUT_S, kept_alive
+from skerry.sdk.transport import RECONNECT_FOR_S, Transport, _patience
 
 
 @pytest.mark.parametrize("name", ["/root/\udcff.txt", "/a b&c=d+e%41#?", "/ä"])
@@ -62,9 +60,156 @@ def test_minute_of_patience_counts_from_the_loss_of_a_long_request() -> None:
 
 async def test_connection_to_another_host_is_probed_while_a_command_says_nothing() -> None:
     transport = Transport("http://node")
-    assert transport.session().connector._socket_factory is _kept_alive  # type: ignore[union-attr]
+    assert transport.session().connector._socket_factory is kept_alive  # type: ignore[union-attr]
     await transport.close()
     address = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))
-    with _kept_alive(address) as sock:
+    with kept_alive(address) as sock:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 20
+
+
+def head_of(transport: Transport, path: str, params: dict[str, str] | None = None) -> list[str]:
+    return transport._head("GET", path, params, None).decode().split("\r\n")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/sandboxes/sbx-1/run?op=ab12",
+        "/v1/x?op=a b\r\nX-Evil: 1",
+        "/v1/x\n\r\x00\x7f/\u00e4?\u2028=1#part",
+        "/v1/../../x/./y//z",
+        "/v1/%41%zz+a?a+b=%20&c=;~",
+        "/v1/debian:12@sha256:00?x=a/b?c",
+    ],
+)
+@pytest.mark.parametrize("base", ["http://node", "http://node:8080/behind/a/proxy/"])
+@pytest.mark.parametrize("params", [None, {"path": "a b/\udcff&c\r\n"}])
+def test_target_of_a_request_is_quoted_as_every_other_address(
+    base: str, path: str, params: dict[str, str] | None
+) -> None:
+    """No name makes a line of its own in the head."""
+    transport = Transport(base)
+    lines = head_of(transport, path, params)
+    url = transport._address(path, params)
+    assert lines[0] == f"GET {url.raw_path_qs} HTTP/1.1"
+    assert lines[1] == f"Host: {url.host_port_subcomponent}"
+    assert lines[0].isprintable()
+    assert lines[0].count(" ") == 2
+    assert len(lines) == 5  # with Accept, and the empty one twice
+
+
+def test_head_says_who_asks() -> None:
+    transport = Transport("http://node", token="secret")
+    transport.owner = "me"
+    lines = transport._head("POST", "/v1/x", None, 3).decode().split("\r\n")
+    assert "Authorization: Bearer secret" in lines
+    assert "x-skerry-owner: me" in lines
+    assert lines[-3:] == ["Content-Length: 3", "", ""]
+    assert "Authorization: Basic bWU6c2VjcmV0" in head_of(Transport("http://me:secret@node"), "/")
+    assert b"\r\nContent-Length: 0\r\n" in transport._head("POST", "/v1/x", None, None)
+
+
+@pytest.mark.parametrize("base", ["http://", "http://node:99999", "http://[::1", "node:80"])
+def test_address_that_is_none_is_said_at_once(base: str) -> None:
+    with pytest.raises(InvalidRequest, match="address"):
+        Transport(base)
+
+
+@pytest.mark.parametrize("token", ["a\nb", "a\r\nX: y", "a\x00", "\u00e4", "\udcff"])
+def test_token_that_no_header_can_hold_is_said_without_telling_it(token: str) -> None:
+    with pytest.raises(InvalidRequest, match="token") as caught:
+        Transport("http://node", token=token)
+    assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "cannot reach the node at .*no answer of a node"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n", "a body of 999999999999"),
+        (b"HTTP/1.1 301 Moved\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n", "status 301"),
+        (b"HTTP/1.1 502 Bad\r\nContent-Length: 3\r\n\r\nbad", "status 502: b'bad'"),
+    ],
+)
+@on_both_loops
+async def test_answer_of_something_else_is_unavailable_at_once(
+    tmp_path: Path, raw: bytes, told: str
+) -> None:
+    """It is not asked for a minute, as a node that went away is; nor is anybody else."""
+    async with rogue(tmp_path, saying(raw)) as server:
+        transport = Transport("http://node", socket_path=server.path)
+        with pytest.raises(Unavailable, match=told):
+            await transport.call("GET", "/v1/x", repeatable=True)
+        await transport.close()
+        assert len(server.peers) == 1
+
+
+@on_both_loops
+async def test_nobody_at_the_address_is_unavailable(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        places = [
+            Transport("http://node", socket_path=str(tmp_path / "none.sock")),
+            Transport("http://node", socket_path=str(tmp_path / ("long" * 50))),
+            Transport(f"http://127.0.0.1:{free.getsockname()[1]}"),
+            Transport("http://no-such-host.invalid"),
+        ]
+        for transport in places:
+            with pytest.raises(Unavailable, match="cannot reach the node at"):
+                await transport.call("GET", "/v1/x")
+            await transport.close()
+
+
+@on_both_loops
+async def test_repeatable_request_survives_nodes_that_die_under_it(tmp_path: Path) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xc0"
+    acts = (saying(b""), saying(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"), saying(answer))
+    async with rogue(tmp_path, *acts) as server:
+        transport = Transport("http://node", socket_path=server.path)
+        assert await transport.call("POST", "/v1/x", type(None), repeatable=True) is None
+        assert len(server.peers) == 3
+        await transport.close()
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])
+async def test_body_arrives_as_it_was_and_no_proxy_of_the_environment_is_used(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    got: list[bytes] = []
+
+    async def act(peer: Peer) -> None:
+        await peer.head()
+        got.append(await peer.body())
+        await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xc0")
+
+    async with rogue(None, act) as server:
+        transport = Transport(f"http://127.0.0.1:{server.port}")
+        await transport.call("POST", "/v1/x", content=bytes(size))
+        await transport.close()
+    assert got == [bytes(size)]
+
+
+def test_transport_serves_loop_after_loop_and_keeps_nothing_of_them(tmp_path: Path) -> None:
+    """Each loop has connections of its own, which end with it."""
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xc0"
+    transport = Transport("http://node", socket_path=str(tmp_path / "node.sock"))
+
+    async def well(peer: Peer) -> None:
+        while True:
+            await peer.head()
+            await peer.say(answer)
+
+    async def use() -> None:
+        async with rogue(tmp_path, well) as server:
+            await asyncio.gather(*(transport.call("GET", "/v1/x") for _ in range(3)))
+            await transport.call("GET", "/v1/x")
+            assert len(server.peers) == 3
+            # Not closed here: the loop's end does.
+
+    for _ in range(3):
+        asyncio.run(use())
+        assert not transport._links
+        (tmp_path / "node.sock").unlink()
