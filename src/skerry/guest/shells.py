@@ -78,12 +78,28 @@ eval "$__skerry_start"
 exit
 """
 
+# What is dearer in every shell but works in all, and what bash can do instead: what only the driver
+# uses is named by its number, not opened each time. (A script's own streams are opened: a program
+# that makes its output nonblocking does so for that command alone.)
+_IN_BASH: Final = (
+    ('@ read -r __skerry_n <"$__skerry_g"', '@ read -r -u "${__skerry_g##*/}" __skerry_n'),
+    ('__skerry_p" >|"$__skerry_a"', '__skerry_p" >&"${__skerry_a##*/}"'),
+    (
+        '\n__skerry_status "$__skerry_r" && :',
+        '\ncase $__skerry_r in 0) ;; *) __skerry_status "$__skerry_r" && : ;; esac',
+    ),
+)
+
 
 def driver(shell: str) -> str:
     """Returns the driver for a shell, by its path or name."""
     name = os.path.basename(shell)
+    text = _DRIVER
+    if name == "bash":
+        for usual, cheap in _IN_BASH:
+            text = text.replace(usual, cheap)
     # What runs a builtin even if a function has its name.
-    return _DRIVER.replace("@ ", "builtin " if name in {"bash", "zsh"} else "command ")
+    return text.replace("@ ", "builtin " if name in {"bash", "zsh"} else "command ")
 
 
 def argv(shell: str) -> tuple[str, ...]:
