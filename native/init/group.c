@@ -74,17 +74,31 @@ void group_kill(struct group *g)
 		group_signal(g, SIGKILL);
 }
 
-bool group_read(const struct group *g, const char *file, char *text, size_t size)
+/* To open one costs more than to read it. */
+static int file_of(struct group *g, enum group_file file)
 {
-	int fd = openat(g->fd, file, O_RDONLY | O_CLOEXEC);
-	ssize_t n;
+	static const char *const names[GROUP_FILES] = {"cgroup.events", "cgroup.procs", "cpu.stat"};
 
-	if (fd < 0)
-		return false;
-	n = read(fd, text, size - 1);
-	close(fd);
+	if (g->file[file] <= 0)
+		g->file[file] = openat(g->fd, names[file], O_RDONLY | O_CLOEXEC);
+	return g->file[file];
+}
+
+static void group_close(struct group *g)
+{
+	for (int i = 0; i < GROUP_FILES; i++)
+		if (g->file[i] > 0)
+			close(g->file[i]);
+	close(g->fd);
+}
+
+bool group_read(struct group *g, enum group_file file, char *text, size_t size)
+{
+	int fd = file_of(g, file);
+	ssize_t n = fd < 0 ? -1 : pread(fd, text, size - 1, 0);
+
 	text[n > 0 ? n : 0] = 0;
-	return true;
+	return n >= 0;
 }
 
 bool group_write(const struct group *g, const char *file, const char *text)
@@ -92,25 +106,26 @@ bool group_write(const struct group *g, const char *file, const char *text)
 	return file_write(g->fd, file, text);
 }
 
-bool group_populated(const struct group *g)
+bool group_populated(struct group *g)
 {
 	char text[128];
 
-	return !group_read(g, "cgroup.events", text, sizeof(text)) ||
+	return !group_read(g, GROUP_EVENTS, text, sizeof(text)) ||
 	       !strstr(text, "populated 0");
 }
 
-size_t group_pids(int group, pid_t *out, size_t max)
+size_t group_pids(struct group *g, pid_t *out, size_t max)
 {
-	int fd = openat(group, "cgroup.procs", O_RDONLY | O_CLOEXEC);
+	int fd = file_of(g, GROUP_PROCS);
 	char text[1024];
 	size_t count = 0;
+	off_t at = 0;
 	pid_t pid = 0;
 	ssize_t n;
 
 	if (fd < 0)
 		return 0;
-	while ((n = read(fd, text, sizeof(text))) > 0) {
+	for (; (n = pread(fd, text, sizeof(text), at)) > 0; at += n) {
 		for (ssize_t i = 0; i < n; i++) {
 			if (text[i] >= '0' && text[i] <= '9') {
 				pid = pid * 10 + (text[i] - '0');
@@ -121,7 +136,6 @@ size_t group_pids(int group, pid_t *out, size_t max)
 			}
 		}
 	}
-	close(fd);
 	return count;
 }
 
@@ -186,7 +200,7 @@ void group_signal_one(const struct group *g, pid_t pid, int signo)
 	signal_member(pid, name, signo);
 }
 
-void group_signal(const struct group *g, int signo)
+void group_signal(struct group *g, int signo)
 {
 	static pid_t seen[SEEN_MAX], pids[SEEN_MAX];
 	size_t known = 0;
@@ -194,7 +208,7 @@ void group_signal(const struct group *g, int signo)
 
 	group_name(name, g->serial);
 	for (int round = 0; round < ROUNDS; round++) {
-		size_t n = group_pids(g->fd, pids, SEEN_MAX), before = known;
+		size_t n = group_pids(g, pids, SEEN_MAX), before = known;
 
 		for (size_t i = 0; i < n && known < SEEN_MAX; i++) {
 			size_t k = 0;
@@ -228,7 +242,7 @@ void group_release(struct group *g)
 	if (!g->killed && spare_count < SPARE_MAX && !group_populated(g)) {
 		spare[spare_count++] = *g;
 	} else {
-		close(g->fd);
+		group_close(g);
 		/* A full table leaves the group to the launcher, which removes the whole tree. */
 		if (!group_remove(g->serial) && stale_count < STALE_MAX)
 			stale[stale_count++] = g->serial;

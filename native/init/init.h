@@ -134,8 +134,11 @@ void discard_keep(int fd);
 
 /* --- group.c ------------------------------------------------------------------------------- */
 
+enum group_file { GROUP_EVENTS, GROUP_PROCS, GROUP_CPU, GROUP_FILES };
+
 struct group {
 	int fd; /* its directory; -1: none */
+	int file[GROUP_FILES]; /* what was read once stays open; 0: not yet */
 	uint32_t serial;
 	bool killed;
 };
@@ -143,20 +146,20 @@ struct group {
 /* An empty group below FD_GROUP; 0 or a negative errno value. */
 int group_make(struct group *g);
 void group_kill(struct group *g);
-bool group_populated(const struct group *g);
+bool group_populated(struct group *g);
 /* To every process of the group, each once; children forked meanwhile included. */
-void group_signal(const struct group *g, int signo);
+void group_signal(struct group *g, int signo);
 /* Gives it up; one that daemons still live in is removed when they have ended. */
 void group_release(struct group *g);
 void group_retry(void);
 uint64_t group_retry_at(void);
 void group_child_ended(void);
 /* Its processes, older before younger; a longer list is cut at max. */
-size_t group_pids(int group, pid_t *out, size_t max);
+size_t group_pids(struct group *g, pid_t *out, size_t max);
 bool group_has(const struct group *g, pid_t pid);
 void group_signal_one(const struct group *g, pid_t pid, int signo);
-/* One of its files; false if it cannot be read or written. Text is terminated. */
-bool group_read(const struct group *g, const char *file, char *text, size_t size);
+/* The beginning of one of its files, terminated; false if it cannot be read. */
+bool group_read(struct group *g, enum group_file file, char *text, size_t size);
 bool group_write(const struct group *g, const char *file, const char *text);
 /* "/proc/PID/FILE", likewise. */
 bool proc_read(pid_t pid, const char *file, char *text, size_t size);

@@ -130,7 +130,7 @@ static void signal_all(struct op *op, int signo)
 		session_signal(op->pid, signo);
 }
 
-static bool alive(const struct op *op)
+static bool alive(struct op *op)
 {
 	return op->group.fd >= 0 ? group_populated(&op->group)
 				 : op->pid && session_alive(op->pid);

@@ -10,11 +10,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static uint64_t cpu_us(const struct op *op)
+static uint64_t cpu_us(struct op *op)
 {
 	char text[256];
 
-	if (op->group.fd < 0 || !group_read(&op->group, "cpu.stat", text, sizeof(text)) ||
+	if (op->group.fd < 0 || !group_read(&op->group, GROUP_CPU, text, sizeof(text)) ||
 	    strncmp(text, "usage_usec ", 11))
 		return 0;
 	return strtoull(text + 11, NULL, 10);

@@ -35,7 +35,7 @@ void session_note_old(struct op *op)
 	struct session *s = op->session;
 
 	s->start_tick = session_tick();
-	s->old_count = op->group.fd < 0 ? 0 : group_pids(op->group.fd, s->old, SESSION_OLD_MAX);
+	s->old_count = op->group.fd < 0 ? 0 : group_pids(&op->group, s->old, SESSION_OLD_MAX);
 }
 
 static bool stat_read(pid_t pid, pid_t *parent, uint64_t *start)
@@ -76,7 +76,7 @@ static bool among(const pid_t *list, size_t count, pid_t pid)
 size_t session_signal_new(struct op *op, int signo, bool shell_too)
 {
 	static pid_t pids[SEEN_MAX], spared[SPARED_MAX];
-	size_t n = group_pids(op->group.fd, pids, SEEN_MAX), kept = 0, sent = 0;
+	size_t n = group_pids(&op->group, pids, SEEN_MAX), kept = 0, sent = 0;
 
 	/* Children come after their parents in the list. */
 	for (size_t i = 0; i < n; i++) {
@@ -99,11 +99,11 @@ size_t session_signal_new(struct op *op, int signo, bool shell_too)
 	return sent;
 }
 
-static bool group_is_frozen(const struct op *op)
+static bool group_is_frozen(struct op *op)
 {
 	char text[128];
 
-	return group_read(&op->group, "cgroup.events", text, sizeof(text)) &&
+	return group_read(&op->group, GROUP_EVENTS, text, sizeof(text)) &&
 	       strstr(text, "frozen 1");
 }
 
