@@ -107,21 +107,23 @@ class Answers:
 
     def _forget_oldest(self, sandbox: Sandbox) -> None:
         """Keeps what is remembered of finished operations within its bounds."""
+        if not self._too_many(sandbox):
+            return
         chapters = set()
-        while True:
-            op_id, oldest = next((k, v) for k, v in sandbox.ops.items() if isinstance(v, Past))
-            past = len(sandbox.ops) - sandbox.running + 1  # the newest is counted as running still
-            few = past <= self._per_sandbox_max and sandbox.answer_bytes <= self._bytes_max
-            if few or past == 1:
-                break
+        while self._too_many(sandbox):
+            op_id, oldest = _oldest(sandbox)
             del sandbox.ops[op_id]
             sandbox.answer_bytes -= oldest.size
             self._results.drop(sandbox.id, op_id)
             if oldest.spooled:
                 self._outputs.drop(sandbox.id, op_id)
             chapters.add(oldest.position.subject)
-        if chapters and oldest.position.subject not in chapters:
+        if _oldest(sandbox)[1].position.subject not in chapters:
             self._let_go(sandbox)
+
+    def _too_many(self, sandbox: Sandbox) -> bool:
+        past = len(sandbox.ops) - sandbox.running + 1  # the newest is counted as running still
+        return past > 1 and (past > self._per_sandbox_max or sandbox.answer_bytes > self._bytes_max)
 
     def _let_go(self, sandbox: Sandbox) -> None:
         """Lets go of chapters of the journal that hold nothing which is remembered."""
@@ -137,6 +139,10 @@ class Answers:
                 self._ledger.let_go(sandbox.id, chapter)
         except StorageFailed as error:
             log.warning("the journal keeps more of %s for now: %s", sandbox.id, error)
+
+
+def _oldest(sandbox: Sandbox) -> tuple[str, Past]:
+    return next((op_id, op) for op_id, op in sandbox.ops.items() if isinstance(op, Past))
 
 
 def past_of(

@@ -224,9 +224,12 @@ def process_gauges() -> dict[str, float]:
 def _outcome(answer: RunResult | SkerryError) -> str:
     if isinstance(answer, SkerryError):
         return f"error_{answer.code}"
-    for name in ("oom_killed", "timed_out", "cancelled"):
-        if getattr(answer, name):
-            return name
+    if answer.oom_killed:
+        return "oom_killed"
+    if answer.timed_out:
+        return "timed_out"
+    if answer.cancelled:
+        return "cancelled"
     if answer.start_error is not None:
         return "not_started"
     if answer.signal is not None:

@@ -75,7 +75,7 @@ class Exchange:
         self.status = 0
         self.bytes_in = 0
         self.bytes_out = 0
-        self.when_cut: SkerryError = Unavailable("the node is ending: ask again", retry_after_s=0.1)
+        self.when_cut: SkerryError | None = None  # what is said if the node ends; None: ask again
         self._receive = receive
         self._send = send
         self._params: dict[str, list[str]] | None = None
@@ -388,7 +388,8 @@ class Endpoint:
             # The node is ending, and this is the request's last breath: nobody waits for the
             # cancellation itself, and uvicorn would answer it with a bare 500.
             if not exchange.started:
-                await exchange.fail(exchange.when_cut)
+                again = Unavailable("the node is ending: ask again", retry_after_s=0.1)
+                await exchange.fail(exchange.when_cut or again)
         except Exception as error:
             log.exception("%s %s", scope["method"], scope["path"])
             if not exchange.started:

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import resource
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -117,7 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._head_is_there()
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        size = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
         served = self.app
         if size > HEAD_BYTES_MAX or len(self.headers) > HEADERS_MAX:
             self.app = _answer(
