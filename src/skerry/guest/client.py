@@ -237,9 +237,11 @@ class GuestClient:
         self._pings[token] = future
         await future
 
-    async def close(self) -> None:
-        """Ends the connection and every task of the client; safe to call twice."""
-        self._channel.end(Unavailable("the channel to the guest agent was closed by the host"))
+    async def close(self, error: SkerryError | None = None) -> None:
+        """Ends the connection and every task of the client, each with `error`; safe to call twice."""
+        self._channel.end(
+            error or Unavailable("the channel to the guest agent was closed by the host")
+        )
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

@@ -216,7 +216,7 @@ class Link:
             self._error = error
             self.over.set_result(error)
         if self._client is not None:
-            await self._client.close()
+            await self._client.close(same_error(self._error))
         self._wake()
 
     def _lost(self, lost: asyncio.Future[SkerryError]) -> None:

@@ -252,7 +252,7 @@ class Lives:
         if link is None:
             return
         error = sandbox.end_error or SandboxFailed(
-            f"the sandbox ended while the command ran: {sandbox.reason}", sandbox=sandbox.id
+            f"the sandbox ended meanwhile: {sandbox.reason}", sandbox=sandbox.id
         )
         await link.end(error)
         if sandbox.running:
