@@ -50,13 +50,13 @@ def claim(state_dir: str, socket: str) -> Identity:
             f"pid={os.getpid()} state={state_dir}",
             ": a node of another state directory needs another run directory (--run)",
         )
-        name = _read(state_dir, "name")
+        name = read_line(state_dir, "name")
         if ids.NODE_PATTERN.fullmatch(name) is None:
             name = ids.base32(int.from_bytes(secrets.token_bytes(8), "big"), 5)
-            _write(state_dir, "name", name)
-        text = _read(state_dir, "epoch")
+            write_line(state_dir, "name", name)
+        text = read_line(state_dir, "epoch")
         epoch = int(text) + 1 if text.isdecimal() else 1
-        _write(state_dir, "epoch", str(epoch))
+        write_line(state_dir, "epoch", str(epoch))
     except BaseException as error:
         Identity("", 0, *(held for held in (lock, place) if held >= 0)).release()
         if isinstance(error, OSError):
@@ -109,7 +109,8 @@ def _unusable(directory: str, error: OSError) -> StorageFailed:
     return StorageFailed(f"the directory {directory} cannot be used: {error}")
 
 
-def _read(directory: str, name: str) -> str:
+def read_line(directory: str, name: str) -> str:
+    """Returns a file of one line; "" if there is none."""
     try:
         with open(os.path.join(directory, name), encoding="ascii", errors="replace") as file:
             return file.read(64).strip()
@@ -117,7 +118,8 @@ def _read(directory: str, name: str) -> str:
         return ""
 
 
-def _write(directory: str, name: str, text: str) -> None:
+def write_line(directory: str, name: str, text: str) -> None:
+    """Writes a file of one line, which is on the disk when this returns."""
     path = os.path.join(directory, name)
     with open(path + ".new", "w", encoding="ascii") as file:
         file.write(text + "\n")

@@ -104,6 +104,7 @@ async def alive(node: Node, hurry: asyncio.Event | None = None) -> AsyncIterator
                     raise Unavailable(f"backend {name}: {error.message}") from error
                 started.append(name)
             await recover(node)
+            node.drain.recall()
             async with node.idle.working():
                 yield
         finally:

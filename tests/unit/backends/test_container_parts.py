@@ -17,8 +17,9 @@ from skerry.backends.container.environment import environment
 from skerry.backends.container.instance import exit_of
 from skerry.backends.container.layers import LayerMounts
 from skerry.backends.container.parts import Parts, Places
-from skerry.backends.container.remains import boot_id, process_start
+from skerry.backends.container.remains import process_start
 from skerry.backends.container.slots import Slot
+from skerry.backends.shared import proc
 from skerry.backends.shared.cgroup import Layout, Limits
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.errors import ImageBroken, InvalidRequest, StorageFailed, Unavailable
@@ -227,7 +228,7 @@ async def test_launcher_is_named_for_its_descriptors():
 def test_processes_are_told_apart():
     assert process_start(1) is not None
     assert process_start(2**22 + 1) is None
-    assert len(boot_id()) == 36
+    assert len(proc.boot_id()) == 36
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from waiting import soon
 def test_process_that_has_ended_does_not_run_though_its_number_is_still_there():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert proc.runs(child.pid)
-        assert proc.words(child.pid)[1:] == ("-c", "input()")
+        assert soon(lambda: proc.words(child.pid)[1:] == ("-c", "input()"))
         child.stdin.write(b"\n")
         child.stdin.flush()
         assert soon(lambda: not proc.runs(child.pid))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from skerry.backends.shared import proc
 from skerry.errors import Unavailable
 from skerry.sdk.client import connect
 from skerry.spec.command import CommandSpec
@@ -85,19 +87,6 @@ async def test_drain_taken_back_stops_nothing(stand, manual) -> None:
         await node.lives.create(SandboxSpec())
 
 
-async def test_restart_ends_the_drain(stand) -> None:
-    async with stand.alive() as node:
-        await node.lives.create(SandboxSpec())
-        node.drain.begin(DrainBody())
-        with pytest.raises(Unavailable, match="drained"):
-            await node.lives.create(SandboxSpec())
-    async with stand.alive() as again:
-        assert not again.drain.on
-        await again.lives.create(SandboxSpec())
-        for sandbox in again.sandboxes:
-            await again.lives.delete(sandbox)
-
-
 async def test_client_is_told_of_the_drain_at_once(stand, monkeypatch) -> None:
     """It does not ask again for a minute, as it does while a node restarts."""
 
@@ -121,3 +110,73 @@ class _Pauseless:
 
     def __getattr__(self, name: str):
         return getattr(asyncio, name)
+
+
+async def test_drain_goes_on_after_a_restart_of_the_node_until_it_is_taken_back(
+    stand, manual
+) -> None:
+    async with stand.alive() as node:
+        sandbox = await node.lives.create(SandboxSpec())
+        node.drain.begin(DrainBody(grace_s=100))
+        await manual.advance(30)
+    async with stand.alive() as node:
+        state = node.drain.state()
+        assert (state.draining, state.deadline) == (True, manual.wall() + 70)
+        sandbox = node.sandboxes.get(sandbox.id)
+        assert sandbox.info().draining
+        with pytest.raises(Unavailable):
+            await node.lives.create(SandboxSpec())
+        await manual.advance(60)
+        assert sandbox.state is State.RUNNING
+        await manual.advance(11)
+        while sandbox.state is not State.STOPPED:
+            await sandbox.changed()
+        node.drain.end()
+    async with stand.alive() as node:
+        assert not node.drain.on
+        await node.lives.delete(await node.lives.create(SandboxSpec()))
+
+
+async def test_grace_that_passed_while_no_node_ran_is_over_at_once(stand, manual) -> None:
+    async with stand.alive() as node:
+        sandbox = await node.lives.create(SandboxSpec())
+        node.drain.begin(DrainBody(grace_s=10))
+    await manual.advance(60)
+    async with stand.alive() as node:
+        sandbox = node.sandboxes.get(sandbox.id)
+        await manual.advance(1)
+        while sandbox.state is not State.STOPPED:
+            await sandbox.changed()
+
+
+@pytest.mark.parametrize("line", ["another-boot 99999999999.0", "BOOT", "BOOT soon", "\udcff", ""])
+async def test_drain_of_another_start_of_the_host_or_nonsense_is_none(stand, line) -> None:
+    line = line.replace("BOOT", proc.boot_id())
+    state = Path(stand.config().state_dir)
+    state.mkdir(exist_ok=True)
+    (state / "drain").write_text(line, errors="surrogateescape")
+    async with stand.alive() as node:
+        assert not node.drain.on
+
+
+async def test_drain_without_a_deadline_is_kept_too_but_not_by_an_embedded_node(stand) -> None:
+    async with stand.alive() as node:
+        node.drain.begin(DrainBody())
+    async with stand.alive() as node:
+        assert (node.drain.on, node.drain.state().deadline) == (True, None)
+        node.drain.end()
+    async with stand.alive(embedded=True) as node:
+        node.drain.begin(DrainBody())
+    async with stand.alive() as node:
+        assert not node.drain.on
+
+
+async def test_drain_on_a_full_disk_is_one_nevertheless(stand, monkeypatch, caplog) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("skerry.node.life.drain.write_line", full)
+    async with stand.alive() as node:
+        assert node.drain.begin(DrainBody()).draining
+        assert "will not know" in caplog.text
+        assert not node.drain.end().draining

@@ -12,8 +12,9 @@ import msgspec
 
 from skerry.backends.container.cores import Cores
 from skerry.backends.container.layers import LayerMounts
-from skerry.backends.container.remains import Remains, boot_id
+from skerry.backends.container.remains import Remains
 from skerry.backends.container.slots import Slot, SlotPool, idle_max_of
+from skerry.backends.shared import proc
 from skerry.backends.shared.cgroup import Counters, Layout, groups_of
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.backends.shared.launcher_process import LauncherProcess
@@ -63,7 +64,7 @@ class Parts:
         self.unclaimed: set[str] = set()  # ids that a found launcher holds
         self.orphans: set[int] = set()  # slots of an earlier node that nobody claimed yet
         self.restored = False
-        self.boot = boot_id()
+        self.boot = proc.boot_id()
         self.features: frozenset[str] = frozenset()
         self.starts = asyncio.Semaphore(STARTS_MAX)
         self.stops = asyncio.Semaphore(STOPS_MAX)

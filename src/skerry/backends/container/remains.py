@@ -40,11 +40,6 @@ def process_start(pid: int) -> int | None:
     return None if fields[0] in b"ZX" else int(fields[19])
 
 
-def boot_id() -> str:
-    """Returns the id of this boot of the host."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 class Remains:
     """Finds and clears what is left below one node's places."""
 

@@ -55,3 +55,8 @@ def runs(pid: int) -> bool:
     it runs nothing and holds nothing, so it counts as gone (proc_pid_stat(5), states Z and X).
     """
     return text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
+
+
+def boot_id() -> str:
+    """Returns what names the time since the host was started (random(4))."""
+    return text("/proc/sys/kernel/random/boot_id")

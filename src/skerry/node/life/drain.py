@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
+from skerry.backends.shared import proc
 from skerry.errors import SkerryError
+from skerry.node.identity import read_line, write_line
 from skerry.node.life.control import Control
 from skerry.node.life.sandbox import ENDED, Draining, Sandbox
 from skerry.node.parts import Parts
@@ -16,12 +19,14 @@ log = logging.getLogger("skerry.node")
 
 STOPS_AT_ONCE = 64
 REASON = "its node was drained"
+FILE = "drain"
 
 
 class Drain:
     """Invariant: `admission.draining` is set exactly while every live sandbox carries `draining`.
 
-    A restart of the node ends it.
+    It outlives a restart of the node, as `drain` in the state directory, and ends with the host: that
+    it was to go away is what draining is for. An embedded node forgets it.
     """
 
     def __init__(self, parts: Parts, control: Control) -> None:
@@ -31,6 +36,7 @@ class Drain:
         self._admission = parts.admission
         self._sandboxes = parts.sandboxes
         self._control = control
+        self._directory = None if parts.config.embedded else parts.config.state_dir
         self._draining: Draining | None = None
         self._timer: Timer | None = None
 
@@ -42,17 +48,31 @@ class Drain:
     def begin(self, body: DrainBody) -> DrainState:
         """Takes no new sandboxes from now on; asked again, only the deadline changes."""
         body.check()
+        deadline = None if body.grace_s is None else self._clock.wall() + body.grace_s
+        self._note(f"{proc.boot_id()} {'never' if deadline is None else repr(deadline)}")
+        self._begin(deadline)
+        return self.state()
+
+    def recall(self) -> None:
+        """Goes on with what an earlier process of this node began, if the host is the same since."""
+        if self._directory is None:
+            return
+        boot, _, deadline = read_line(self._directory, FILE).partition(" ")
+        if boot and boot == proc.boot_id():
+            with contextlib.suppress(ValueError):  # it was cut short, or is not ours
+                self._begin(None if deadline == "never" else float(deadline))
+
+    def _begin(self, deadline: float | None) -> None:
         self._cancel()
-        deadline = None
-        if body.grace_s is not None:
-            deadline = self._clock.wall() + body.grace_s
-            self._timer = self._timers.after(body.grace_s, self._stop_all)
+        if deadline is not None:
+            left = max(0.0, deadline - self._clock.wall())
+            self._timer = self._timers.after(left, self._stop_all)
         self._set(Draining(deadline))
         log.warning("the node is being drained: %d sandboxes live", self._admission.sandboxes)
-        return self.state()
 
     def end(self) -> DrainState:
         """Takes new sandboxes again; nothing is stopped any more. Idempotent."""
+        self._note("")
         self._cancel()
         self._set(None)
         return self.state()
@@ -71,6 +91,14 @@ class Drain:
         self._admission.draining = draining is not None
         for sandbox in self._sandboxes:
             sandbox.draining = None if sandbox.state in ENDED else draining
+
+    def _note(self, line: str) -> None:
+        if self._directory is None:
+            return
+        try:
+            write_line(self._directory, FILE, line)
+        except OSError as error:
+            log.warning("a restart of the node will not know of this drain: %s", error)
 
     def _cancel(self) -> None:
         if self._timer is not None:
