@@ -51,12 +51,23 @@ async def test_what_blocks_the_loop_is_named() -> None:
     async with watch.watching():
         await asyncio.sleep(0)
         deadline = time.monotonic() + 20
-        while watch.slow is None and time.monotonic() < deadline:  # blocks the loop on purpose
+        while not watch.caught[1] and time.monotonic() < deadline:  # blocks the loop on purpose
             time.sleep(0.01)  # noqa: ASYNC251
         await asyncio.sleep(0.01)
-    assert watch.slow is not None
-    assert "test_loopwatch.py" in watch.slow
+    assert "test_loopwatch.py" in watch.caught[1]
     assert watch.worst_s > 0.2
+
+
+def test_warning_names_what_was_caught_at_that_beat_and_nothing_older(caplog) -> None:
+    now = Now()
+    watch = LoopWatch(now)
+    watch.caught = (watch._due, "node/files.py:7 (f)")
+    for _ in range(2):
+        now.value += 100.0
+        watch.beat()
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.endswith("held up by node/files.py:7 (f)")
+    assert second.endswith("held up by nothing of its own: the machine did not let it run")
 
 
 def test_innermost_line_of_ours_is_named() -> None:

@@ -27,11 +27,12 @@ WARN_S = 1.0
 WARN_EVERY_S = 60.0
 # What runs a loop; uvloop shows no frames of its own.
 LOOPS: Final = ("/asyncio/runners.py", "/asyncio/base_events.py", "/selectors.py")
+NOTHING: Final = "nothing of its own: the machine did not let it run"
 BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class LoopWatch:
-    """The lag of one loop. Read from the loop only; the thread writes `slow` and nothing else.
+    """The lag of one loop. Read from the loop only; the thread writes `caught` and nothing else.
 
     `beats` counts heartbeats by lag in seconds.
     """
@@ -47,7 +48,7 @@ class LoopWatch:
         self.last_s = 0.0
         self.worst_s = 0.0
         self.beats = Histogram(BOUNDS_S)
-        self.slow: str | None = None  # file:line of what last held the loop up
+        self.caught: tuple[float, str] = (0.0, "")  # the beat that was due, what held it up
 
     def lag(self) -> float:
         """Returns the seconds by which the loop is behind: of the last beat, or of the one due."""
@@ -64,15 +65,17 @@ class LoopWatch:
 
     def beat(self) -> None:
         """The heartbeat has come; takes its lag."""
-        now = self._now()
-        lag = max(0.0, now - self._due)
+        now, due = self._now(), self._due
+        lag = max(0.0, now - due)
         self._due = now + BEAT_S
         self.last_s = lag
         self.worst_s = max(self.worst_s, lag)
         self.beats.add(lag)
         if lag >= WARN_S and now - self._warned >= WARN_EVERY_S:
             self._warned = now
-            log.warning("the event loop was %.1f s late, held up at %s", lag, self.slow or "?")
+            # Nothing was caught if the whole process stood still.
+            at = self.caught[1] if self.caught[0] == due else NOTHING
+            log.warning("the event loop was %.1f s late, held up by %s", lag, at)
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -100,10 +103,11 @@ class LoopWatch:
 
     def _look(self) -> None:
         while not self._stop.wait(BEAT_S):
-            if self._now() - self._due > OVERDUE_S:
+            due = self._due
+            if self._now() - due > OVERDUE_S:
                 frame = sys._current_frames().get(self._thread_id)  # noqa: SLF001
                 if frame is not None:
-                    self.slow = where(frame)
+                    self.caught = (due, where(frame))
 
 
 def where(frame: FrameType) -> str:
@@ -118,5 +122,5 @@ def where(frame: FrameType) -> str:
             return f"{name.rpartition('/skerry/')[2]}:{inner.f_lineno} ({inner.f_code.co_name})"
         inner = inner.f_back
     if frame.f_code.co_filename.endswith(LOOPS):
-        return "nothing of its own: the machine does not let it run"
+        return NOTHING
     return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
