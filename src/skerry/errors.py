@@ -98,7 +98,11 @@ class SandboxError(SkerryError):
 
 
 class SandboxFailed(SandboxError):
-    """The sandbox did not start, or died; fields say at which step."""
+    """The sandbox did not start, or died; fields say at which step.
+
+    With the field `lost` nobody inside is to blame: it was ended from outside (deleted, stopped, its
+    time was over), or its host lost it. That is not to be graded.
+    """
 
     code = "sandbox_failed"
     http_status = 410

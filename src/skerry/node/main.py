@@ -150,6 +150,7 @@ async def _destroy_doomed(node: Node) -> None:
 
     async def destroy(sandbox: Sandbox) -> None:
         async with places:
+            node.lives.withdrawn(sandbox, "its node has ended")
             await node.lives.delete_quietly(sandbox)
 
     await asyncio.gather(*map(destroy, doomed))

@@ -53,7 +53,7 @@ class Node:
             parts, self.lives, self.execution, self.answers, self.handles, sessions=self.sessions
         )
         self.control = Control(parts, self.lives)
-        self.drain = Drain(parts, self.control)
+        self.drain = Drain(parts, self.control, self.lives)
         self.files = Files(self.lives, self.handles, parts.clock)
         self.disk = Disk(self.lives, parts.images, parts.clock)
         self.forwarder = Forwarder(self.lives, parts.clock)

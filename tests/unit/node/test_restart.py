@@ -253,10 +253,10 @@ async def test_node_that_keeps_nothing_leaves_nothing(stand) -> None:
         sid = await api.create()
         client = Api(node.config.socket_path)
         call = asyncio.create_task(
-            client.call("POST", f"/v1/sandboxes/{sid}/run", {"argv": ["sleep", "60"]}, status=410)
+            client.call("POST", f"/v1/sandboxes/{sid}/run", {"argv": ["sleep", "60"]}, status=502)
         )
         await asyncio.sleep(0.1)
-    assert (await call)["code"] == "sandbox_failed"
+    assert (await call)["code"] == "outcome_unknown"
     await client.session.close()
     assert stand.world.instances == {}
     async with stand.alive() as again:

@@ -10,6 +10,7 @@ from skerry.backends.shared import proc
 from skerry.errors import SkerryError
 from skerry.node.identity import read_line, write_line
 from skerry.node.life.control import Control
+from skerry.node.life.lives import Lives
 from skerry.node.life.sandbox import ENDED, Draining, Sandbox
 from skerry.node.parts import Parts
 from skerry.node.timers import Timer
@@ -29,7 +30,7 @@ class Drain:
     it was to go away is what draining is for. An embedded node forgets it.
     """
 
-    def __init__(self, parts: Parts, control: Control) -> None:
+    def __init__(self, parts: Parts, control: Control, lives: Lives) -> None:
         self._clock = parts.clock
         self._timers = parts.timers
         self._tasks = parts.tasks
@@ -37,6 +38,7 @@ class Drain:
         self._sandboxes = parts.sandboxes
         self._control = control
         self._directory = None if parts.config.embedded else parts.config.state_dir
+        self._lives = lives
         self._draining: Draining | None = None
         self._timer: Timer | None = None
 
@@ -116,6 +118,7 @@ class Drain:
             async with places:
                 if not self.on:
                     return  # taken back while this one waited for its turn
+                self._lives.withdrawn(sandbox, REASON)
                 try:
                     await self._control.stop(sandbox, REASON)
                 except SkerryError as error:

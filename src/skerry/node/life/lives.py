@@ -125,6 +125,15 @@ class Lives:
         while not sandbox.gone:
             await sandbox.changed()
 
+    def withdrawn(self, sandbox: Sandbox, reason: str) -> None:
+        """The platform is about to end it: what its commands did is not known, and not their fault."""
+        if sandbox.state in ENDED or sandbox.state is State.STOPPING:
+            return
+        sandbox.reason = reason
+        sandbox.end_error = sandbox.end_error or OutcomeUnknown(
+            f"the sandbox ended meanwhile: {reason}", sandbox=sandbox.id
+        )
+
     def stop_soon(self, sandbox: Sandbox, reason: str) -> None:
         """Ends its instance in the background; its name and results stay."""
         sandbox.reason = reason
@@ -251,9 +260,9 @@ class Lives:
         link = sandbox.link
         if link is None:
             return
-        error = sandbox.end_error or SandboxFailed(
-            f"the sandbox ended meanwhile: {sandbox.reason}", sandbox=sandbox.id
-        )
+        text = f"the sandbox ended meanwhile: {sandbox.reason}"
+        # Without an error it did not end by itself: nobody inside can be blamed.
+        error = sandbox.end_error or SandboxFailed(text, sandbox=sandbox.id, lost="yes")
         await link.end(error)
         if sandbox.running:
             pending = [op.done for op in sandbox.under_way()]

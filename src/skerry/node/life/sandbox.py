@@ -53,7 +53,7 @@ class Sandbox:
     state: State = State.CREATING
     changes: int = 0  # of its state
     reason: str | None = None
-    end_error: SkerryError | None = None  # what operations under way are told when it ends
+    end_error: SkerryError | None = None  # why it ended, as its commands are told; None: as asked
     create_ms: float | None = None
     instance: Instance | None = None
     link: Link | None = None
@@ -195,8 +195,11 @@ class Sandbox:
     def ended(self) -> SkerryError:
         """Returns the error for a request that comes too late."""
         fields = {"sandbox": self.id, "state": str(self.state)}
-        if isinstance(self.end_error, OutcomeUnknown):
-            fields["lost"] = "yes"  # the host lost it: nobody inside can be blamed
+        asked = self.end_error is None and self.state is not State.FAILED
+        if asked or isinstance(self.end_error, OutcomeUnknown):
+            fields["lost"] = (
+                "yes"  # ended from outside, or by the host: nobody inside can be blamed
+            )
         because = f": {self.reason}" if self.reason else ""
         return SandboxFailed(f"the sandbox is {self.state}{because}", **fields)
 
