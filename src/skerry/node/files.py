@@ -12,7 +12,6 @@ from typing import Final
 from skerry.errors import FileRefused, InvalidRequest, NotFound
 from skerry.guest.files import GuestFiles
 from skerry.node.clock import Clock
-from skerry.node.commands.handles import Handles
 from skerry.node.life.lives import Lives
 from skerry.node.life.sandbox import Sandbox
 from skerry.spec.files import FileInfo, TreeUsage, WatchEvent
@@ -39,9 +38,9 @@ _TYPES: Final = frozenset("fdlpscb")
 class Files:
     """File operations; each counts as activity from its start to its end."""
 
-    def __init__(self, lives: Lives, handles: Handles, clock: Clock) -> None:
+    def __init__(self, lives: Lives, clock: Clock) -> None:
         self._lives = lives
-        self._handles = handles
+        self._handles = lives.handles
         self._clock = clock
 
     async def read(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from skerry.errors import Bug
 from skerry.node.commands.answers import Answers
 from skerry.node.commands.execution import Execution
-from skerry.node.commands.handles import Handles
 from skerry.node.commands.operations import Operations
 from skerry.node.commands.sessions import Sessions
 from skerry.node.disk import Disk
@@ -45,16 +44,13 @@ class Node:
         self.probes = Probes(parts.backends, parts.clock)
 
         self.lives = Lives(parts)
-        self.handles = Handles(parts.ledger)
         self.answers = Answers(parts)
-        self.sessions = Sessions(parts, self.lives, self.answers, self.handles)
-        self.execution = Execution(parts, self.lives, self.answers, self.handles, self.sessions)
-        self.operations = Operations(
-            parts, self.lives, self.execution, self.answers, self.handles, sessions=self.sessions
-        )
+        self.sessions = Sessions(parts, self.lives, self.answers)
+        self.execution = Execution(parts, self.lives, self.answers, self.sessions)
+        self.operations = Operations(parts, self.lives, self.execution, self.answers, self.sessions)
         self.control = Control(parts, self.lives)
         self.drain = Drain(parts, self.control, self.lives)
-        self.files = Files(self.lives, self.handles, parts.clock)
+        self.files = Files(self.lives, parts.clock)
         self.disk = Disk(self.lives, parts.images, parts.clock)
         self.forwarder = Forwarder(self.lives, parts.clock)
         self.batches = Batches(parts, self.lives)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass, field
 
 from skerry.backends.api import Instance, Sweepable
 from skerry.errors import Bug, OutcomeUnknown, PlatformError, SkerryError, StorageFailed
@@ -22,16 +21,14 @@ from skerry.guest.client import GuestClient
 from skerry.node import ledger
 from skerry.node.clock import sleep
 from skerry.node.commands import command
-from skerry.node.commands.answers import past_of
 from skerry.node.commands.inputs import ShortInput, SpooledInput
-from skerry.node.commands.operation import Op, Past
+from skerry.node.commands.operation import Op
 from skerry.node.life.creation import claim_of
 from skerry.node.life.link import RECONNECT_S, Link, let_go
-from skerry.node.life.sandbox import HANDLES_BLOCK, Sandbox
+from skerry.node.life.sandbox import Sandbox
 from skerry.node.node import Node
-from skerry.spec.command import CommandSpec
+from skerry.node.stories import Story, read_stories
 from skerry.spec.sandbox import State
-from skerry.trajectory.journal import Position
 
 log = logging.getLogger("skerry.node")
 
@@ -39,68 +36,6 @@ AT_ONCE = 16
 FIRST_CONNECT_S = 2.0  # an agent that takes longer is waited for while others are served
 CONNECT_AGAIN_S = 0.5
 FIND_AGAIN_S = (0.1, 0.5, 2.0)
-
-
-@dataclass
-class Story:
-    """What the journal tells of one sandbox. Commands are in the order of their beginning."""
-
-    began: ledger.Began | None = None
-    made: ledger.Made | None = None
-    ending: ledger.Ending | None = None
-    paused: bool = False
-    changed: ledger.Changed | None = None
-    handle_top: int = HANDLES_BLOCK
-    pending: dict[bytes, ledger.Asked] = field(default_factory=dict)
-    chapters: dict[bytes, str] = field(default_factory=dict)  # of what is pending
-    past: dict[str, Past] = field(default_factory=dict)
-    sessions: dict[str, ledger.SessionBegan] = field(default_factory=dict)
-    seqs: dict[str, int] = field(default_factory=dict)  # the newest command of each session
-
-    def take(self, position: Position, entry: ledger.Entry) -> None:
-        """Takes the next entry."""
-        match entry:
-            case ledger.Began():
-                self.began = entry
-            case ledger.Made():
-                self.made = entry
-            case ledger.Ending():
-                self.ending = entry
-            case ledger.Stood():
-                self.paused = entry.paused
-            case ledger.Changed():
-                self.changed = entry
-            case ledger.Handles():
-                self.handle_top = max(self.handle_top, entry.top)
-            case ledger.SessionBegan():
-                self.sessions[entry.id] = entry
-                self.seqs.pop(entry.id, None)
-            case ledger.SessionEnded():
-                self.sessions.pop(entry.id, None)
-            case ledger.Asked():
-                if entry.spec.session is not None:
-                    newest = self.seqs.get(entry.spec.session, 0)
-                    self.seqs[entry.spec.session] = max(newest, entry.seq)
-                self.pending[entry.op] = entry
-                self.chapters[entry.op] = position.subject
-            case ledger.Void():
-                self.pending.pop(entry.op, None)
-            case ledger.Answered():
-                asked = self.pending.pop(entry.op, None)
-                chapter = self.chapters.pop(entry.op, position.subject)
-                fingerprint, spec = (
-                    (b"", CommandSpec()) if asked is None else (asked.fingerprint, asked.spec)
-                )
-                past = past_of(chapter, fingerprint, spec, entry, position)
-                self.past[entry.op.hex()] = past
-
-
-def read_stories(entries: ledger.Ledger) -> dict[str, Story]:
-    """Returns what the journal holds, by sandbox, oldest first."""
-    stories: dict[str, Story] = {}
-    for sandbox_id, position, entry in entries.replay():
-        stories.setdefault(sandbox_id, Story()).take(position, entry)
-    return stories
 
 
 async def recover(node: Node) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from skerry.spec.verdict import Evidence, Outcome, Verdict
+from skerry.spec.verdict import Evidence, Outcome
 
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,18 +43,6 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # what the audit dropped without calling it evidence
     started: float = 0.0
     ended: float = 0.0
-
-    @property
-    def graded(self) -> Verdict:
-        """The verdict again."""
-        return Verdict(
-            self.verdict,
-            self.reward,
-            self.evidence,
-            self.tests_passed,
-            self.tests_failed,
-            self.detail,
-        )
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

@@ -129,11 +129,11 @@ async def test_handles_are_never_used_again(stand, restart) -> None:
     first, end = restart
     node = await first()
     sandbox = await node.lives.create(SandboxSpec())
-    used = {node.handles.new(sandbox) for _ in range(1500)}
+    used = {node.lives.handles.new(sandbox) for _ in range(1500)}
     await end(node)
     async with stand.alive() as again:
         adopted = again.sandboxes.get(sandbox.id)
-        more = {again.handles.new(adopted) for _ in range(1500)}
+        more = {again.lives.handles.new(adopted) for _ in range(1500)}
         assert not used & more
         adopted.check_invariants()
 

@@ -61,10 +61,6 @@ class FairQueue(Generic[T]):
         known = self._flows.get(flow)
         return 0 if known is None else known.waiting
 
-    def flows(self) -> int:
-        """Returns how many flows have someone waiting."""
-        return len(self._flows)
-
     def push(self, flow: str, priority: int, item: T) -> Ticket[T]:
         """Puts one at the end of its flow."""
         ticket = Ticket(flow, priority, next(self._numbers), item)

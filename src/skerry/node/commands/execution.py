@@ -24,7 +24,6 @@ from skerry.guest.operation import RunningOperation
 from skerry.node import ledger
 from skerry.node.commands import command
 from skerry.node.commands.answers import Answers
-from skerry.node.commands.handles import Handles
 from skerry.node.commands.inputs import INLINE_BYTES_MAX, Input, ShortInput, SpooledInput
 from skerry.node.commands.operation import Op, Past, never_begun, never_left
 from skerry.node.commands.sessions import Sessions
@@ -47,9 +46,7 @@ SHELLS_MAX = 4096
 class Execution:
     """What happens to one operation between its beginning and its answer."""
 
-    def __init__(
-        self, parts: Parts, lives: Lives, answers: Answers, handles: Handles, sessions: Sessions
-    ) -> None:
+    def __init__(self, parts: Parts, lives: Lives, answers: Answers, sessions: Sessions) -> None:
         self._clock = parts.clock
         self._timers = parts.timers
         self._tasks = parts.tasks
@@ -58,7 +55,7 @@ class Execution:
         self._outputs = parts.outputs
         self._lives = lives
         self._answers = answers
-        self._handles = handles
+        self._handles = lives.handles
         self._sessions = sessions
         # Told of every answer; raises nothing.
         self.observe: Callable[[Op, RunResult | SkerryError], None] = lambda _op, _answer: None

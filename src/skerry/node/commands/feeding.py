@@ -19,7 +19,6 @@ class Feed:
 
     def __init__(self, op: Op) -> None:
         self._op = op
-        self._running: RunningOperation | None = None
 
     async def __aenter__(self) -> Feed:
         await self._op.input_lock.acquire()
@@ -27,11 +26,6 @@ class Feed:
 
     async def __aexit__(self, *_: object) -> None:
         self._op.input_lock.release()
-
-    async def position(self) -> int:
-        """Returns how many bytes were taken so far; Conflict if its input was never open."""
-        running = await self._now()
-        return running.stdin_sent if running is not None else 0
 
     async def write(self, offset: int, data: bytes) -> None:
         """Passes bytes on that begin at the offset; those that were taken before are skipped.

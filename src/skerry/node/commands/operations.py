@@ -13,7 +13,6 @@ from skerry.node.commands import command
 from skerry.node.commands.answers import Answers
 from skerry.node.commands.execution import Execution
 from skerry.node.commands.feeding import feed
-from skerry.node.commands.handles import Handles
 from skerry.node.commands.operation import Op, Past
 from skerry.node.commands.results import Answer, unwrap, wrap
 from skerry.node.commands.sessions import Sessions
@@ -40,8 +39,6 @@ class Operations:
         lives: Lives,
         execution: Execution,
         answers: Answers,
-        handles: Handles,
-        *,
         sessions: Sessions,
     ) -> None:
         self._clock = parts.clock
@@ -51,7 +48,7 @@ class Operations:
         self._lives = lives
         self._execution = execution
         self._answers = answers
-        self._handles = handles
+        self._handles = lives.handles
         self._sessions = sessions
 
     async def run(self, sandbox: Sandbox, op_id: str | None, spec: CommandSpec) -> RunResult:

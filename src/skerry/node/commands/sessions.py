@@ -32,7 +32,6 @@ from skerry.guest.session import SessionCommand
 from skerry.node import ledger
 from skerry.node.commands import command
 from skerry.node.commands.answers import Answers
-from skerry.node.commands.handles import Handles
 from skerry.node.commands.operation import Op, never_begun, never_left
 from skerry.node.commands.session import Session, Withdrawn
 from skerry.node.life.link import Link
@@ -51,12 +50,12 @@ _UNKNOWN_USER = (None, 0, ENOENT, 22)
 class Sessions:
     """Every session of every sandbox."""
 
-    def __init__(self, parts: Parts, lives: Lives, answers: Answers, handles: Handles) -> None:
+    def __init__(self, parts: Parts, lives: Lives, answers: Answers) -> None:
         self._clock = parts.clock
         self._ledger = parts.ledger
         self._lives = lives
         self._answers = answers
-        self._handles = handles
+        self._handles = lives.handles
 
     # --- made, found, ended ---------------------------------------------------------------------
 

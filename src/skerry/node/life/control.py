@@ -11,7 +11,7 @@ from skerry.node import ledger
 from skerry.node.life.lives import Lives
 from skerry.node.life.sandbox import ENDED, Sandbox
 from skerry.node.parts import Parts
-from skerry.spec.sandbox import State
+from skerry.spec.sandbox import SandboxSpec, State
 from skerry.wire.control import SandboxChange
 
 
@@ -72,11 +72,7 @@ class Control:
         """
         await self._made(sandbox)
         self._check_live(sandbox)
-        spec = change.apply(sandbox.spec, self._clock.wall() - sandbox.created)
-        self._ledger.append(sandbox.id, ledger.Changed(spec))
-        if sandbox.asked is None:
-            sandbox.asked = sandbox.spec
-        sandbox.spec = spec
+        self._record(sandbox, change.apply(sandbox.spec, self._clock.wall() - sandbox.created))
         self._lives.deadlines.arm_again(sandbox)
 
     async def set_network(self, sandbox: Sandbox, entries: tuple[str, ...]) -> None:
@@ -89,12 +85,15 @@ class Control:
         await self._made(sandbox)
         async with sandbox.network_turn:
             link = await self._lives.ensure_running(sandbox)
-            spec = msgspec.structs.replace(sandbox.spec, network=entries)
-            self._ledger.append(sandbox.id, ledger.Changed(spec))
-            if sandbox.asked is None:
-                sandbox.asked = sandbox.spec
-            sandbox.spec = spec
+            self._record(sandbox, msgspec.structs.replace(sandbox.spec, network=entries))
             await self._networks.change(sandbox, link, entries)
+
+    def _record(self, sandbox: Sandbox, spec: SandboxSpec) -> None:
+        """Gives it another spec, on record first; what its key names stays what was asked for."""
+        self._ledger.append(sandbox.id, ledger.Changed(spec))
+        if sandbox.asked is None:
+            sandbox.asked = sandbox.spec
+        sandbox.spec = spec
 
     async def _made(self, sandbox: Sandbox) -> None:
         while sandbox.state is State.CREATING and not sandbox.gone:

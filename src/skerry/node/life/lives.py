@@ -18,10 +18,9 @@ from skerry.errors import (
 from skerry.lifecycle import table
 from skerry.lifecycle.table import Command, Event
 from skerry.node import ledger
-from skerry.node.commands.handles import Handles
-from skerry.node.commands.operation import Past
 from skerry.node.life.creation import Creation, unwanted
 from skerry.node.life.deadlines import Deadlines
+from skerry.node.life.handles import Handles
 from skerry.node.life.link import Link
 from skerry.node.life.sandbox import ENDED, Sandbox
 from skerry.node.parts import Parts
@@ -44,15 +43,12 @@ class Lives:
         self._clock = parts.clock
         self._timers = parts.timers
         self._tasks = parts.tasks
-        self._identity = parts.identity
         self._sandboxes = parts.sandboxes
         self._admission = parts.admission
         self._ledger = parts.ledger
-        self._handles = Handles(parts.ledger)
+        self.handles = Handles(parts.ledger)
         self._results = parts.results
         self._outputs = parts.outputs
-        self._images = parts.images
-        self._backends = parts.backends
         self._owners = parts.owners
         self._networks = parts.networks
         self._ended_max = parts.config.limits.ended_max
@@ -82,7 +78,7 @@ class Lives:
             self._clock,
             self._tasks.spawn,
             died,
-            lambda: self._handles.new(sandbox),
+            lambda: self.handles.new(sandbox),
             wanted=sandbox.handles_in_use,
             held=sandbox.held_since is not None,
         )
@@ -325,7 +321,7 @@ class Lives:
             timer.cancel()
         for op_id, op in sandbox.ops.items():
             self._results.drop(sandbox.id, op_id)
-            if isinstance(op, Past) and op.spooled:
+            if isinstance(op, tuple) and op.spooled:
                 self._outputs.drop(sandbox.id, op_id)
         sandbox.ops.clear()
         sandbox.answer_bytes = 0
