@@ -129,6 +129,17 @@ class Fields:
         """Returns all values in order, each without NUL."""
         return tuple(_check_word(tag, value, PAYLOAD_BYTES_MAX) for value in self.raws(tag))
 
+    def texts(self, tag: Tag) -> tuple[str, ...]:
+        """Returns all values in order, each as text."""
+        return tuple(value.decode("utf-8", "surrogateescape") for value in self.words(tag))
+
+    def numbers(self, tag: Tag) -> tuple[int, ...]:
+        """Returns all values in order, each as a number of exactly 8 bytes."""
+        values = self.raws(tag)
+        if any(len(value) != 8 for value in values):
+            raise ProtocolError(f"field {tag.name}: a number has exactly 8 bytes")
+        return tuple(_U64.unpack(value)[0] for value in values)
+
 
 def _check_word(tag: Tag, value: bytes, size_max: int) -> bytes:
     if len(value) > size_max:

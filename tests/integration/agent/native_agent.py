@@ -256,15 +256,6 @@ def shell(client: Client, text: str, **options: object) -> Operation:
     return client.run("sh", "-c", text, **options)
 
 
-def eventually(condition: object, timeout: float = 5) -> bool:
-    until = time.monotonic() + timeout
-    while time.monotonic() < until:
-        if condition():  # type: ignore[operator]
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def sleepers(client: Client, mark: str) -> int:
     """How many `sleep MARK` live inside."""
     return int(shell(client, f"ps axo args | grep -c '^sleep {mark}$'").stdout)

@@ -29,12 +29,13 @@ from native_agent import (
     TIMED_OUT,
     WINDOW,
     Client,
-    eventually,
     pack,
     shell,
     sleepers,
 )
 from native_sandbox import Sandbox
+
+from waiting import soon
 
 pytestmark = REAL
 
@@ -239,19 +240,19 @@ def test_daemon_lives_on_and_its_pipe_never_blocks(client: Client) -> None:
     op = shell(client, f"({wait}; {noisy}) & echo early")
     shell(client, "touch /tmp/daemon-go")
     assert op.stdout == b"early\n"
-    assert eventually(lambda: client.file("read", mark, "0", "-1").stdout == b"done\n")
+    assert soon(lambda: client.file("read", mark, "0", "-1").stdout == b"done\n")
 
 
 def test_groups_of_finished_commands_are_removed(client: Client, sandbox: Sandbox) -> None:
     for _ in range(8):
         shell(client, "sleep 0.5 & exit 0")
-    assert eventually(lambda: len(list((sandbox.top / "w").glob("c[0-9]*"))) <= 4)
+    assert soon(lambda: len(list((sandbox.top / "w").glob("c[0-9]*"))) <= 4)
 
 
 def test_orphans_are_reaped(client: Client) -> None:
     shell(client, "for i in 1 2 3 4 5; do (setsid sleep 0.125 &); done")
     look = "ps axo stat,args | grep -cE '^Z|^[^ ]+ +sleep 0.125$'"
-    assert eventually(lambda: shell(client, look).stdout == b"0\n")
+    assert soon(lambda: shell(client, look).stdout == b"0\n")
 
 
 def test_out_of_memory_is_flagged(client: Client, sandbox: Sandbox) -> None:

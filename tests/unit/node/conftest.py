@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from door_world import World
 from node_stand import ManualClock, Stand
 
 
@@ -20,3 +21,8 @@ def manual(stand: Stand) -> ManualClock:
     """The stand's clock, moved by the test."""
     stand.clock = ManualClock()
     return stand.clock
+
+
+@pytest.fixture
+def world(manual) -> Callable[..., World]:
+    return lambda **limits: World(manual, **limits)

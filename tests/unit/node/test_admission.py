@@ -1,77 +1,21 @@
-"""The exact rules at the door: which limit says no, who waits, who is next, what is answered."""
+"""The exact rules at the door: which limit says no, and what is answered."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from node_stand import settle
 
-from skerry.density.pressure import Marks, Pressure
-from skerry.errors import Overloaded, Unavailable
+from skerry.errors import Overloaded
 from skerry.node.admission.doors import JITTER, Admission
 from skerry.node.admission.holders import Holder
 from skerry.node.admission.shortage import Claim, Shortage
-from skerry.node.admission.waits import Wait
 from skerry.node.config import Limits
 from skerry.node.gauges.readings import Descriptors, Host, Readings
 from skerry.node.timers import Timers
 
 GIB = 1 << 30
 MIB = 1 << 20
-
-
-class World:
-    """A host whose readings a test sets, and a door to it."""
-
-    def __init__(self, clock: Any, **limits: Any) -> None:
-        self.clock = clock
-        self.readings = Readings(memory_total=16 * GIB, memory_available=8 * GIB)
-        self.lag = 0.0
-        self.stall = b""
-        self.looks = 0
-        self.door = Admission(
-            Limits(**limits),
-            clock,
-            Timers(clock),
-            self._look,
-            pressure=Pressure(Marks(), read=lambda path: self.stall if "memory" in path else b""),
-            lag=lambda: self.lag,
-            weights={"vip": 3.0},
-            jitter=lambda low, high: 1.0,
-        )
-        self._made = 0
-
-    def _look(self) -> Readings:
-        self.looks += 1
-        return self.readings
-
-    def claim(self, job: str = "a", **changes: Any) -> Claim:
-        self._made += 1
-        return Claim(f"s{self._made}", Holder(job=job), **changes)
-
-    def admit(self, job: str = "a", **changes: Any) -> str:
-        claim = self.claim(job, **changes)
-        assert self.door.ask(claim) is None
-        return claim.sandbox
-
-    def refused(self, **changes: Any) -> dict[str, Any]:
-        with pytest.raises(Overloaded) as caught:
-            self.door.ask(self.claim(**changes))
-        self.door.check_invariants()
-        return caught.value.fields
-
-    def wait(self, job: str = "a", wait_s: float = 60.0, priority: int = 0) -> Wait:
-        wait = self.door.ask(self.claim(job), wait_s=wait_s, priority=priority)
-        assert wait is not None
-        return wait
-
-
-@pytest.fixture
-def world(manual) -> Callable[..., World]:
-    return lambda **limits: World(manual, **limits)
 
 
 # -- limits ---------------------------------------------------------------------------------------
@@ -287,157 +231,6 @@ class _Still:
 
     def wake_at(self, deadline: float, call: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
-
-
-# -- waiting for room -----------------------------------------------------------------------------
-
-
-async def test_freed_places_go_round_by_job(world) -> None:
-    node = world(sandboxes_max=4)
-    live = [node.admit() for _ in range(4)]
-    waits = [("greedy", node.wait("greedy")) for _ in range(50)]
-    waits += [("modest", node.wait("modest")) for _ in range(2)]
-    for sandbox in live:
-        node.door.release(sandbox)
-    served = [job for job, wait in waits if wait.done.done()]
-    assert sorted(served) == ["greedy", "greedy", "modest", "modest"]
-    node.door.check_invariants()
-
-
-async def test_job_with_a_weight_gets_that_many_places(world) -> None:
-    node = world(sandboxes_max=40)
-    live = [node.admit() for _ in range(40)]
-    waits = [(job, node.wait(job)) for job in ("vip", "plain") for _ in range(60)]
-    for sandbox in live:
-        node.door.release(sandbox)
-    served = [job for job, wait in waits if wait.done.done()]
-    assert served.count("vip") == 30
-
-
-async def test_nobody_overtakes_those_who_wait(world) -> None:
-    node = world(sandboxes_max=1)
-    first = node.admit()
-    wait = node.wait()
-    waiting = asyncio.create_task(node.door.until_admitted(wait))
-    await settle(3)
-    node.door.release(first)
-    assert node.refused()["limit"] == "sandboxes"
-    await waiting
-    node.door.release(wait.claim.sandbox)
-    node.admit()
-
-
-async def test_wait_ends_with_the_limit_that_was_in_the_way(world, manual) -> None:
-    node = world(sandboxes_max=1)
-    node.admit()
-    task = asyncio.create_task(node.door.until_admitted(node.wait(wait_s=10)))
-    await manual.advance(9.9)
-    assert not task.done()
-    await manual.advance(0.2)
-    with pytest.raises(Overloaded) as caught:
-        await task
-    assert caught.value.fields["limit"] == "sandboxes"
-    assert node.door.waiting == 0
-
-
-async def test_memory_that_comes_back_lets_in_who_waits(world, manual) -> None:
-    node = world()
-    node.readings = Readings(memory_available=0)
-    task = asyncio.create_task(node.door.until_admitted(node.wait()))
-    await manual.advance(5)
-    assert not task.done()
-    node.readings = Readings()
-    await manual.advance(1)
-    await task
-    assert len(node.door._timers) == 0
-
-
-@pytest.mark.parametrize("word", ["draining", "closing"])
-async def test_node_that_drains_or_ends_sends_away_who_waits(world, word) -> None:
-    node = world(sandboxes_max=1)
-    first = node.admit()
-    tasks = [asyncio.create_task(node.door.until_admitted(node.wait())) for _ in range(3)]
-    await settle(3)
-    setattr(node.door, word, True)
-    for task in tasks:
-        with pytest.raises(Unavailable) as caught:
-            await task
-        assert caught.value.fields["retry_after_s"] > 0
-    node.door.release(first)
-    with pytest.raises(Unavailable):
-        node.door.ask(node.claim())
-    setattr(node.door, word, False)
-    node.admit()
-
-
-async def test_client_that_goes_away_leaves_the_queue(world) -> None:
-    node = world(sandboxes_max=1)
-    first = node.admit()
-    left = asyncio.Event()
-
-    async def gone() -> None:
-        await left.wait()
-
-    waits = [node.wait(), node.wait()]
-    tasks = [
-        asyncio.create_task(node.door.until_admitted(waits[0], gone)),
-        asyncio.create_task(node.door.until_admitted(waits[1])),
-    ]
-    await settle(3)
-    left.set()
-    with pytest.raises(Unavailable, match="went away"):
-        await tasks[0]
-    assert node.door.waiting == 1
-    node.door.release(first)
-    await tasks[1]
-
-
-async def test_wait_that_is_cancelled_as_its_turn_comes_frees_the_room(world) -> None:
-    node = world(sandboxes_max=1)
-    first = node.admit()
-    waits = [node.wait(), node.wait()]
-    tasks = [asyncio.create_task(node.door.until_admitted(wait)) for wait in waits]
-    await settle(3)
-    node.door.release(first)  # to the first one, whose task is cancelled before it runs
-    tasks[0].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert tasks[1].done()
-    assert list(node.door.claims.by_sandbox) == [waits[1].claim.sandbox]
-    node.door.check_invariants()
-
-
-async def test_queues_are_bounded_for_each_job_and_in_all(world) -> None:
-    node = world(sandboxes_max=0, creates_waiting_max=10, creates_waiting_per_owner_max=4)
-    for job in "abc":
-        for _ in range(3):
-            node.wait(job)
-    node.wait("a")
-    with pytest.raises(Overloaded) as caught:
-        node.wait("b")
-    assert caught.value.fields["limit"] == "creates_waiting"
-    other = world(sandboxes_max=0, creates_waiting_max=10, creates_waiting_per_owner_max=4)
-    for _ in range(4):
-        other.wait("a")
-    with pytest.raises(Overloaded) as caught:
-        other.wait("a")
-    assert caught.value.fields["limit"] == "creates_waiting_per_owner"
-    other.wait("b")
-
-
-async def test_places_for_creates_go_round_by_job_too(world) -> None:
-    node = world(creates_in_flight_max=1)
-    order: list[str] = []
-
-    async def make(job: str) -> None:
-        async with node.door.place(node.claim(job)):
-            order.append(job)
-            await asyncio.sleep(0)
-
-    async with asyncio.TaskGroup() as group:
-        for job in ["greedy"] * 20 + ["modest"]:
-            group.create_task(make(job))
-    assert order.index("modest") <= 2
-    assert node.door.creating == 0
 
 
 # -- the host -------------------------------------------------------------------------------------

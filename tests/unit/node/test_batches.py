@@ -304,3 +304,46 @@ async def test_wait_out_of_bounds_is_refused(stand, wait_s) -> None:
         body = BatchCreate(spec=SandboxSpec(), count=1, wait_s=wait_s)
         with pytest.raises(InvalidRequest, match="wait_s"):
             await node.batches.create(body, owner=None)
+
+
+# -- batches without a client ---------------------------------------------------------------------
+
+
+async def test_batch_makes_as_many_as_it_can_and_says_which_failed(stand) -> None:
+    async with stand.serving() as (_, api):
+        stand.backend.knobs.fail_creates_after = 5
+        body = {"spec": {"key": "b"}, "count": 8}
+        items = (await api.call("POST", "/v1/sandboxes/batch", body))["items"]
+        made = [item["info"]["id"] for item in items if "info" in item]
+        assert len(made) == 5
+        assert {item["error"]["code"] for item in items if "error" in item} == {"unavailable"}
+        stand.backend.knobs.fail_creates_after = None
+        again = (await api.call("POST", "/v1/sandboxes/batch", body))["items"]
+        assert set(made) < {item["info"]["id"] for item in again}
+        assert again[3]["info"]["spec"]["key"] == "b/3"
+        ids = [item["info"]["id"] for item in again] + ["s" + "a" * 20]
+        items = (await api.call("POST", "/v1/sandboxes/batch/delete", {"ids": ids}))["items"]
+        assert len(items) == 9
+        assert items[-1] == {}
+        assert stand.world.instances == {}
+
+
+async def test_batch_of_all_or_nothing_undoes_everything_on_one_failure(stand) -> None:
+    async with stand.serving() as (node, api):
+        stand.backend.knobs.fail_creates_after = 5
+        body = {"spec": {}, "count": 8, "all_or_nothing": True}
+        items = (await api.call("POST", "/v1/sandboxes/batch", body))["items"]
+        assert {item["error"]["code"] for item in items} == {"unavailable"}
+        assert stand.world.instances == {}
+        assert len(node.sandboxes) == 0
+
+
+async def test_batch_that_cannot_fit_as_a_whole_is_refused_at_once(stand) -> None:
+    async with stand.alive(limits=Limits(sandboxes_max=5, **FREE)) as node:
+        with pytest.raises(Overloaded):
+            await node.batches.create(
+                BatchCreate(spec=SandboxSpec(), count=6, all_or_nothing=True), owner=None
+            )
+        assert stand.world.created == 0
+        result = await node.batches.create(BatchCreate(spec=SandboxSpec(), count=6), owner=None)
+        assert sum(item.info is not None for item in result.items) == 5

@@ -1,4 +1,4 @@
-"""Creation, listing, deadlines, pause, overload, batches, destruction that fails."""
+"""Creation, listing, deadlines, pause, destruction that fails."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import asyncio
 import pytest
 from node_stand import settle
 
-from skerry.errors import Conflict, Overloaded, SandboxFailed, Unavailable
+from skerry.errors import Conflict, SandboxFailed, Unavailable
 from skerry.guest.client import GuestClient
 from skerry.lifecycle.table import Event
 from skerry.node.config import Limits
-from skerry.node.gauges.readings import Readings
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import OnIdle, SandboxSpec, State
 from skerry.testing.fake import FakeInstance
-from skerry.wire.batch import BatchCreate
-
-FREE = {"memory_free_min_bytes": 0, "disk_free_min_bytes": 0}
 
 
 async def test_key_finds_what_was_made_and_joins_what_is_being_made(stand) -> None:
@@ -227,7 +223,7 @@ async def test_destruction_that_fails_is_told_and_tried_again(stand, manual, mon
 
 
 async def test_only_the_newest_ended_sandboxes_are_kept(stand, manual) -> None:
-    async with stand.alive(limits=Limits(ended_max=2, **FREE)) as node:
+    async with stand.alive(limits=Limits(ended_max=2)) as node:
         for _ in range(4):
             await node.lives.create(SandboxSpec(ttl_s=1))
         await manual.advance(2)
@@ -280,111 +276,6 @@ async def test_agent_that_answers_no_ping_is_connected_to_anew(stand, manual, mo
         node.operations.cancel(sandbox, "0" * 32)
         assert (await asyncio.wait_for(run, 5)).cancelled
         assert stand.world.instances[sandbox.id]._operations == 1
-
-
-# -- overload -------------------------------------------------------------------------------------
-
-
-async def test_full_node_answers_which_limit_and_when_to_come_back(stand) -> None:
-    async with stand.serving(limits=Limits(sandboxes_max=2, **FREE)) as (_, api):
-        for _ in range(2):
-            await api.create()
-        async with api.session.post(
-            "/v1/sandboxes", data=b"{}", headers={"content-type": "application/json"}
-        ) as answer:
-            assert answer.status == 429
-            assert 4 <= int(answer.headers["retry-after"]) <= 7
-            body = await answer.json()
-        assert body["code"] == "overloaded"
-        assert body["fields"]["limit"] == "sandboxes"
-        assert body["fields"]["used"] == 2
-
-
-async def test_creates_wait_in_a_bounded_queue(stand) -> None:
-    limits = Limits(creates_in_flight_max=1, creates_waiting_max=2, **FREE)
-    async with stand.serving(limits=limits) as (node, _api):
-        stand.backend.knobs.slow_create_s = 0.05
-        calls = [node.lives.create(SandboxSpec()) for _ in range(6)]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        refused = [one for one in results if isinstance(one, Overloaded)]
-        assert len(refused) == 3
-        assert {one.fields["limit"] for one in refused} == {"creates_waiting"}
-        assert node.admission.creating == 0
-        assert len(node.sandboxes) == 3
-
-
-async def test_short_memory_refuses_creates_until_it_is_back(stand, manual) -> None:
-    async with stand.alive(
-        limits=Limits(memory_free_min_bytes=1 << 60, disk_free_min_bytes=0)
-    ) as node:
-        with pytest.raises(Overloaded) as caught:
-            await node.lives.create(SandboxSpec())
-        assert caught.value.fields["limit"] == "memory_free"
-        node.admission.shortages._host = Readings
-        with pytest.raises(Overloaded):
-            await node.lives.create(SandboxSpec())
-        await manual.advance(1)
-        await node.lives.create(SandboxSpec())
-
-
-async def test_too_many_commands_are_refused(stand) -> None:
-    limits = Limits(operations_per_sandbox_max=2, operations_max=3, **FREE)
-    async with stand.serving(limits=limits) as (node, _api):
-        sandboxes = [await node.lives.create(SandboxSpec()) for _ in range(3)]
-        slow = CommandSpec(argv=("sleep", "60"))
-        for sandbox in (sandboxes[0], sandboxes[0], sandboxes[1]):
-            await node.operations.view(sandbox, None, slow)
-        for sandbox, limit in ((sandboxes[1], "operations"), (sandboxes[0], "operations")):
-            with pytest.raises(Overloaded) as caught:
-                await node.operations.run(sandbox, None, slow)
-            assert caught.value.fields["limit"] == limit
-        await node.lives.delete(sandboxes[1])
-        with pytest.raises(Overloaded) as caught:
-            await node.operations.run(sandboxes[0], None, slow)
-        assert caught.value.fields["limit"] == "operations_per_sandbox"
-
-
-# -- batches --------------------------------------------------------------------------------------
-
-
-async def test_batch_makes_as_many_as_it_can_and_says_which_failed(stand) -> None:
-    async with stand.serving() as (_, api):
-        stand.backend.knobs.fail_creates_after = 5
-        body = {"spec": {"key": "b"}, "count": 8}
-        items = (await api.call("POST", "/v1/sandboxes/batch", body))["items"]
-        made = [item["info"]["id"] for item in items if "info" in item]
-        assert len(made) == 5
-        assert {item["error"]["code"] for item in items if "error" in item} == {"unavailable"}
-        stand.backend.knobs.fail_creates_after = None
-        again = (await api.call("POST", "/v1/sandboxes/batch", body))["items"]
-        assert set(made) < {item["info"]["id"] for item in again}
-        assert again[3]["info"]["spec"]["key"] == "b/3"
-        ids = [item["info"]["id"] for item in again] + ["s" + "a" * 20]
-        items = (await api.call("POST", "/v1/sandboxes/batch/delete", {"ids": ids}))["items"]
-        assert len(items) == 9
-        assert items[-1] == {}
-        assert stand.world.instances == {}
-
-
-async def test_batch_of_all_or_nothing_undoes_everything_on_one_failure(stand) -> None:
-    async with stand.serving() as (node, api):
-        stand.backend.knobs.fail_creates_after = 5
-        body = {"spec": {}, "count": 8, "all_or_nothing": True}
-        items = (await api.call("POST", "/v1/sandboxes/batch", body))["items"]
-        assert {item["error"]["code"] for item in items} == {"unavailable"}
-        assert stand.world.instances == {}
-        assert len(node.sandboxes) == 0
-
-
-async def test_batch_that_cannot_fit_as_a_whole_is_refused_at_once(stand) -> None:
-    async with stand.alive(limits=Limits(sandboxes_max=5, **FREE)) as node:
-        with pytest.raises(Overloaded):
-            await node.batches.create(
-                BatchCreate(spec=SandboxSpec(), count=6, all_or_nothing=True), owner=None
-            )
-        assert stand.world.created == 0
-        result = await node.batches.create(BatchCreate(spec=SandboxSpec(), count=6), owner=None)
-        assert sum(item.info is not None for item in result.items) == 5
 
 
 async def test_second_daemon_says_who_holds_the_state(stand) -> None:

@@ -14,6 +14,8 @@ from skerry.errors import (
     Unavailable,
 )
 from skerry.node.config import Limits
+from skerry.node.gauges.readings import Readings
+from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import SandboxSpec
 
 
@@ -143,3 +145,65 @@ async def test_beginning_of_an_id_finds_the_one_sandbox_that_has_it(stand) -> No
         ):
             with pytest.raises(NotFound, match=told):
                 await sandboxes.get(beginning)
+
+
+# -- a node that is full -------------------------------------------------------------------------
+
+
+async def test_full_node_answers_which_limit_and_when_to_come_back(stand) -> None:
+    async with stand.serving(limits=Limits(sandboxes_max=2, **FREE)) as (_, api):
+        for _ in range(2):
+            await api.create()
+        async with api.session.post(
+            "/v1/sandboxes", data=b"{}", headers={"content-type": "application/json"}
+        ) as answer:
+            assert answer.status == 429
+            assert 4 <= int(answer.headers["retry-after"]) <= 7
+            body = await answer.json()
+        assert body["code"] == "overloaded"
+        assert body["fields"]["limit"] == "sandboxes"
+        assert body["fields"]["used"] == 2
+
+
+async def test_creates_wait_in_a_bounded_queue(stand) -> None:
+    limits = Limits(creates_in_flight_max=1, creates_waiting_max=2, **FREE)
+    async with stand.serving(limits=limits) as (node, _api):
+        stand.backend.knobs.slow_create_s = 0.05
+        calls = [node.lives.create(SandboxSpec()) for _ in range(6)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [one for one in results if isinstance(one, Overloaded)]
+        assert len(refused) == 3
+        assert {one.fields["limit"] for one in refused} == {"creates_waiting"}
+        assert node.admission.creating == 0
+        assert len(node.sandboxes) == 3
+
+
+async def test_short_memory_refuses_creates_until_it_is_back(stand, manual) -> None:
+    async with stand.alive(
+        limits=Limits(memory_free_min_bytes=1 << 60, disk_free_min_bytes=0)
+    ) as node:
+        with pytest.raises(Overloaded) as caught:
+            await node.lives.create(SandboxSpec())
+        assert caught.value.fields["limit"] == "memory_free"
+        node.admission.shortages._host = Readings
+        with pytest.raises(Overloaded):
+            await node.lives.create(SandboxSpec())
+        await manual.advance(1)
+        await node.lives.create(SandboxSpec())
+
+
+async def test_too_many_commands_are_refused(stand) -> None:
+    limits = Limits(operations_per_sandbox_max=2, operations_max=3, **FREE)
+    async with stand.serving(limits=limits) as (node, _api):
+        sandboxes = [await node.lives.create(SandboxSpec()) for _ in range(3)]
+        slow = CommandSpec(argv=("sleep", "60"))
+        for sandbox in (sandboxes[0], sandboxes[0], sandboxes[1]):
+            await node.operations.view(sandbox, None, slow)
+        for sandbox, limit in ((sandboxes[1], "operations"), (sandboxes[0], "operations")):
+            with pytest.raises(Overloaded) as caught:
+                await node.operations.run(sandbox, None, slow)
+            assert caught.value.fields["limit"] == limit
+        await node.lives.delete(sandboxes[1])
+        with pytest.raises(Overloaded) as caught:
+            await node.operations.run(sandboxes[0], None, slow)
+        assert caught.value.fields["limit"] == "operations_per_sandbox"

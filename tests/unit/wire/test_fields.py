@@ -65,6 +65,8 @@ def test_number_of_another_size_is_refused(size):
     fields = Fields(build([(Tag.PID, bytes(size))]))
     with pytest.raises(ProtocolError, match="PID"):
         fields.u64(Tag.PID)
+    with pytest.raises(ProtocolError, match="PID"):
+        fields.numbers(Tag.PID)
 
 
 def test_number_beyond_its_bounds_is_refused():
