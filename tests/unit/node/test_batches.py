@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 
 import msgspec
@@ -74,6 +75,22 @@ async def test_leaving_a_stream_early_undoes_what_was_not_handed_out(stand) -> N
         for sandbox in mine:
             await sandbox.destroy()
         assert nothing_left(stand, node)
+
+
+async def test_batch_goes_on_after_an_orderly_restart_of_the_node(stand) -> None:
+    """Members that were not made are made by the next start: they have not failed."""
+    limits = Limits(creates_in_flight_max=2, **FREE)
+    async with contextlib.AsyncExitStack() as first:
+        node, _ = await first.enter_async_context(stand.serving(limits=limits))
+        stand.backend.knobs.slow_create_s = 0.01
+        async with sandboxes_of(node) as sandboxes:
+            stream = sandboxes.create_each(SandboxSpec(), 30, wait=60)
+            made = [await anext(stream)]
+            await first.aclose()
+            async with stand.serving(limits=limits) as (again, _):
+                made += [sandbox async for sandbox in stream]
+                assert len({sandbox.id for sandbox in made}) == 30
+                assert len(again.sandboxes) == 30
 
 
 async def test_members_that_failed_are_told_by_number_and_reason(stand) -> None:

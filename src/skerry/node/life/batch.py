@@ -199,6 +199,9 @@ class Batches:
                 batch.failed += 1
                 if batch.body.all_or_nothing:
                     batch.end(error)
+                elif self._admission.closing:  # no answer of ours: the next start makes the rest
+                    batch.end(error)
+                    return
                 await tell(index, BatchItem(error=batch.told(error)))
             else:
                 batch.made[index] = sandbox
