@@ -64,18 +64,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0  # bytes of the totals that were thrown away inside
 
 
-class LiveOperation(msgspec.Struct, frozen=True):
-    """An operation that the agent still knows when a connection is made."""
-
-    handle: int
-    op_id: bytes
-    done: bool
-    stdout_total: int
-    stderr_total: int
-    stdin_total: int | None = None  # bytes of standard input that came inside, if it says so
-    stdin_eof: bool = False
-
-
 class OutputSink(Protocol):
     """Records output. Bytes arrive in order per stream and without gaps.
 

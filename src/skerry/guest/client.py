@@ -21,11 +21,12 @@ from skerry.errors import (
     SkerryError,
     Unavailable,
 )
-from skerry.guest.api import Kind, LiveOperation, OpenChannel, Operation, OutputSink
+from skerry.guest.api import Kind, OpenChannel, Operation, OutputSink
 from skerry.guest.channel import Channel, same_error
 from skerry.guest.forward import Connection, Forwards, Listener, OnConnection, listen_error
 from skerry.guest.inlet import Inlet
 from skerry.guest.operation import RunningOperation
+from skerry.guest.pings import Pings
 from skerry.guest.session import RunningSession
 from skerry.guest.starting import start_frames
 from skerry.wire import guest, streams
@@ -36,7 +37,6 @@ from skerry.wire.frames import (
 )
 from skerry.wire.starts import takes_long
 
-PINGS_MAX: Final = 16
 _DATA: Final = int(GuestFrame.DATA)
 R = TypeVar("R", bound=RunningOperation)
 _log = logging.getLogger("skerry.guest")
@@ -50,12 +50,13 @@ class GuestClient:
         self._nonce = nonce
         self._welcomed: asyncio.Future[None] = loop.create_future()
         self._operations: dict[int, RunningOperation] = {}
-        self._pings: dict[bytes, asyncio.Future[None]] = {}
-        self._tokens = 0
+        self._pings = Pings(self._send_ping)
         self._tasks: set[asyncio.Task[None]] = set()
         self._forwards: Forwards | None = None
         self.generation = 0
-        self.live: tuple[LiveOperation, ...] = ()  # what the agent knew when this was connected
+        self.live: tuple[
+            guest.KnownOperation, ...
+        ] = ()  # what the agent knew when this was connected
         self.agent_version = ""
 
     @classmethod
@@ -228,14 +229,7 @@ class GuestClient:
 
     async def ping(self) -> None:
         """Returns when the agent has answered; the caller sets the timeout."""
-        if len(self._pings) >= PINGS_MAX:
-            raise Overloaded("the guest agent answers no pings", limit="pings", retry_after_s=1.0)
-        self._tokens += 1
-        token = self._tokens.to_bytes(8, "little")
-        future = asyncio.get_running_loop().create_future()
-        self._channel.send(guest.encode(guest.Ping(token), self.generation, 0))
-        self._pings[token] = future
-        await future
+        await self._pings.ask()
 
     async def close(self, error: SkerryError | None = None) -> None:
         """Ends the connection and every task of the client, each with `error`; safe to call twice."""
@@ -256,18 +250,7 @@ class GuestClient:
         welcome = guest.from_agent(frame)
         if not isinstance(welcome, guest.Welcome) or welcome.nonce != self._nonce:
             return
-        self.live = tuple(
-            LiveOperation(
-                op.handle,
-                op.op_id,
-                op.done,
-                op.stdout_total,
-                op.stderr_total,
-                op.stdin_total,
-                op.stdin_eof,
-            )
-            for op in welcome.operations()
-        )
+        self.live = welcome.operations()
         self.agent_version = welcome.version[:64].decode("ascii", "replace")
         if not guest.speaks(self.agent_version):
             self._channel.end(
@@ -332,9 +315,7 @@ class GuestClient:
 
     def _take_connection(self, message: guest.Message) -> None:
         if isinstance(message, guest.Pong):
-            future = self._pings.pop(message.token, None)
-            if future is not None and not future.done():
-                future.set_result(None)
+            self._pings.answered(message.token)
         elif not isinstance(message, guest.Error):
             raise ProtocolError(f"{message.CODE.name} on the connection itself")
 
@@ -359,6 +340,9 @@ class GuestClient:
     def _send(self, message: guest.Message, handle: int) -> None:
         stream = streams.operation_stream(handle, streams.CONTROL)
         self._channel.send(guest.encode(message, self.generation, stream))
+
+    def _send_ping(self, token: bytes) -> None:
+        self._channel.send(guest.encode(guest.Ping(token), self.generation, 0))
 
     def _enter(
         self,
@@ -422,11 +406,7 @@ class GuestClient:
         operations, self._operations = self._operations, {}
         for operation in operations.values():
             operation.lose(error)
-        pings, self._pings = self._pings, {}
-        for future in pings.values():
-            if not future.done():
-                future.set_exception(same_error(error))
-                future.exception()
+        self._pings.lose(error)
         if self._forwards is not None:
             self._forwards.lose(error)
         for task in self._tasks:

@@ -16,7 +16,6 @@ import logging
 
 from skerry.backends.api import Instance, Sweepable
 from skerry.errors import Bug, OutcomeUnknown, PlatformError, SkerryError, StorageFailed
-from skerry.guest.api import LiveOperation
 from skerry.guest.client import GuestClient
 from skerry.node import ledger
 from skerry.node.clock import sleep
@@ -29,6 +28,7 @@ from skerry.node.life.sandbox import Sandbox
 from skerry.node.node import Node
 from skerry.node.stories import Story, read_stories
 from skerry.spec.sandbox import State
+from skerry.wire.guest import KnownOperation
 
 log = logging.getLogger("skerry.node")
 
@@ -261,7 +261,7 @@ def _attach(node: Node, sandbox: Sandbox, story: Story, client: GuestClient) -> 
         node.tasks.spawn(node.lives.drive(sandbox, event))
 
 
-def _is_live(began: ledger.SessionBegan, live: dict[bytes, LiveOperation]) -> bool:
+def _is_live(began: ledger.SessionBegan, live: dict[bytes, KnownOperation]) -> bool:
     return began.op in live and not live[began.op].done
 
 

@@ -8,7 +8,8 @@ import pytest
 from guest_sinks import ListSink, operation
 
 from skerry.errors import Overloaded, SandboxFailed, Unavailable
-from skerry.guest.client import PINGS_MAX, GuestClient
+from skerry.guest.client import GuestClient
+from skerry.guest.pings import PINGS_MAX
 from skerry.wire import guest
 
 NONCE = b"nonce of 16 byte"

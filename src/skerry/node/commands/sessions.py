@@ -26,7 +26,7 @@ from skerry.errors import (
     Unavailable,
 )
 from skerry.guest import shells
-from skerry.guest.api import Kind, LiveOperation, Operation, Outcome
+from skerry.guest.api import Kind, Operation, Outcome
 from skerry.guest.client import GuestClient
 from skerry.guest.session import SessionCommand
 from skerry.node import ledger
@@ -39,6 +39,7 @@ from skerry.node.life.lives import Lives
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
 from skerry.spec.session import SESSIONS_MAX, SessionSpec, check_session_id
+from skerry.wire.guest import KnownOperation
 from skerry.wire.sessions import SessionInfo
 
 log = logging.getLogger("skerry.node")
@@ -181,7 +182,7 @@ class Sessions:
     # --- recovery --------------------------------------------------------------------------------
 
     def adopt(
-        self, sandbox: Sandbox, began: ledger.SessionBegan, seq: int, live: LiveOperation | None
+        self, sandbox: Sandbox, began: ledger.SessionBegan, seq: int, live: KnownOperation | None
     ) -> None:
         """Takes over a session of an earlier process, if the agent still has it."""
         if live is None:

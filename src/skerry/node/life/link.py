@@ -13,12 +13,12 @@ from typing import Any
 
 from skerry.backends.api import Instance
 from skerry.errors import Conflict, SandboxFailed, SkerryError, Unavailable
-from skerry.guest.api import LiveOperation
 from skerry.guest.channel import same_error
 from skerry.guest.client import GuestClient
 from skerry.guest.forward import Listener, OnConnection
 from skerry.guest.output import MemorySink
 from skerry.node.clock import Clock, sleep
+from skerry.wire.guest import KnownOperation
 
 CONNECT_S = 10.0  # for one connection, to the agent's WELCOME
 RECONNECT_S = 30.0  # an agent that cannot be reached for that long is given up
@@ -292,7 +292,7 @@ class Link:
                 waiter.set_result(None)
 
 
-def let_go(client: GuestClient, operation: LiveOperation) -> None:
+def let_go(client: GuestClient, operation: KnownOperation) -> None:
     """Ends an operation that nobody asks for any more, and lets the agent forget it."""
     try:
         if operation.done:
