@@ -115,6 +115,36 @@ async def test_apt_updates_and_installs_a_package_and_leaves_no_setting(make) ->
     assert not [path for path in changed if path.startswith(("/etc/apt", "/run"))]
 
 
+SHELLS = {"zsh": "zsh", "ksh93": "ksh", "mksh": "mksh", "busybox": "busybox"}  # word and package
+
+
+async def test_sessions_of_every_shell_that_a_sandbox_may_have(make) -> None:
+    """Those that this machine has are tried more closely where the agent is tried."""
+    needs("debian")
+    box = await make("debian")
+    fresh = ["-o", "Acquire::Check-Valid-Until=false", "-o", "Acquire::Check-Date=false"]
+    await ok(box, ["apt-get", *fresh, "update"])
+    await ok(box, ["apt-get", "install", "-y", *SHELLS.values()])
+    for shell in SHELLS:
+        session = await box.session(shell=shell)
+        first = await session.run("cd /tmp; X=1; f() { echo f$1; }; export E=2; echo err >&2")
+        assert (first.exit_code, first.stderr) == (0, b"err\n")
+        await session.run("/bin/sleep 1000 & (sleep 0.1; echo late > /tmp/late) &")
+        told = await session.run("pwd; f $X; cat <<EOF\n$X $E $(f 3)\nEOF\nfalse")
+        assert (told.text, told.exit_code) == ("/tmp\nf1\n1 2 f3\n", 1), shell
+        trapped = await session.run("trap 'echo got' USR1; kill -USR1 $$; sleep 0.1; echo after")
+        assert trapped.text == "got\nafter\n", shell
+        late = await session.run("/bin/sleep 1001; echo never", timeout=0.5)
+        assert (late.timed_out, late.text) == (True, ""), shell
+        assert (await session.run("pwd; (exit 5)")).exit_code == 5
+        assert (await session.run("exit 7")).exit_code == 7, shell
+        gone = await session.run("exec sh -c 'pwd; exit 4'")
+        assert (gone.exit_code, gone.text, gone.session_reset) == (4, "/tmp\n", True), shell
+        assert (await session.run("cat late; rm late; pgrep -c sleep")).text == "late\n1\n", shell
+        await session.close()
+        assert (await box.run("pgrep -c sleep")).text == "0\n", shell
+
+
 async def test_without_the_word_apt_reaches_nothing(make) -> None:
     needs("debian")
     box = await make("nothing.example")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from contextlib import aclosing
 from errno import EINVAL
@@ -315,20 +316,22 @@ class AsyncFiles:
         out or changed meanwhile stands in the answer's notes.
         """
         source = Path(local)
+        notes: list[str] = []
+        counter = Counter(progress)
         if source.is_dir():
-            notes: list[str] = []
-            counter = Counter(progress)
             async with aclosing(pack_tree(source, counter, notes=notes)) as tar:
                 await self.put_tree(path, tar, user=user)
             return Transfer(counter.count, tuple(notes))
         status = source.stat()
+        if not stat.S_ISREG(status.st_mode):  # a socket cannot even be opened
+            raise InvalidRequest(f"{source} is no regular file")
         sparse = may_have_holes(status)
         params = _params(path, user, parents=True, sparse=sparse)
         params["mode"] = f"{status.st_mode & 0o777:o}"
-        counter = Counter(progress)
-        async with aclosing(file_chunks(source, counter, sparse=sparse)) as chunks:
+        content = file_chunks(source, counter, sparse=sparse, notes=notes)
+        async with aclosing(content) as chunks:
             await self._put(params, chunks)
-        return Transfer(counter.count)
+        return Transfer(counter.count, tuple(notes))
 
     async def download(
         self,

@@ -37,6 +37,11 @@ def pack(root: int, prefix: str, notes: list[str]) -> Iterator[bytes]:
     yield bytes(packer.buffer)
 
 
+def changed(before: os.stat_result, now: os.stat_result) -> bool:
+    """Returns whether a file was written to in between."""
+    return (now.st_mtime_ns, now.st_size) != (before.st_mtime_ns, before.st_size)
+
+
 class _Packer:
     """Headers and small contents gather in `buffer`; large contents pass as they are."""
 
@@ -121,8 +126,7 @@ class _Packer:
                 info.size = status.st_size
                 self.add(info, tarfile.REGTYPE, stat.S_IMODE(status.st_mode), status.st_mtime_ns)
                 yield from self._content(file, [(0, status.st_size)])
-            now = os.fstat(file)
-            if (now.st_mtime_ns, now.st_size) != (status.st_mtime_ns, status.st_size):
+            if changed(status, os.fstat(file)):
                 self._notes.append(f"changed {path}")
         finally:
             os.close(file)

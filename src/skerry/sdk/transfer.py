@@ -19,7 +19,7 @@ import msgspec
 
 from skerry.errors import InvalidRequest
 from skerry.sdk import holes
-from skerry.sdk.pack import pack
+from skerry.sdk.pack import changed, pack
 from skerry.sdk.tarstream import damaged
 from skerry.sdk.unpack import unpack, write_all, write_pieces
 
@@ -106,11 +106,15 @@ async def pack_tree(
 
 
 async def file_chunks(
-    path: Path, progress: Progress | None = None, *, sparse: bool = False
+    path: Path,
+    progress: Progress | None = None,
+    *,
+    sparse: bool = False,
+    notes: list[str] | None = None,
 ) -> AsyncGenerator[bytes]:
-    """Yields a local file's content as it was when this began, or (`sparse`) its map and its pieces.
+    """Yields a local file's content up to its end when this began, or (`sparse`) a map and pieces of it.
 
-    Raises InvalidRequest for what is no regular file.
+    If it changes meanwhile, `notes` gets a line. Raises InvalidRequest for what is no regular file.
     """
 
     def pieces() -> Iterator[bytes]:
@@ -123,11 +127,13 @@ async def file_chunks(
                 found = holes.find_pieces(fd, status.st_size)
                 yield holes.encode_map(found)
                 yield from holes.read_pieces(fd, found)
-                return
-            left = status.st_size
-            while left and (data := os.read(fd, min(CHUNK, left))):
-                left -= len(data)
-                yield data
+            else:
+                left = status.st_size
+                while left and (data := os.read(fd, min(CHUNK, left))):
+                    left -= len(data)
+                    yield data
+            if notes is not None and changed(status, os.fstat(fd)):
+                notes.append(f"changed {path.name}")
         finally:
             os.close(fd)
 

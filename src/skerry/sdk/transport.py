@@ -36,7 +36,7 @@ HELD_S = 15.0  # a request that was lost after more than this had reached the no
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
 
-_encode = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder()
 _plain = re.compile(r"[A-Za-z0-9_/?=&:.~-]*").fullmatch  # a target that needs no quoting
 
 
@@ -346,6 +346,13 @@ def _fixed_lines(url: URL, token: str | None) -> str:
 def _body(data: bytes | None) -> bytes | io.BytesIO | None:
     # A long one is sent piece by piece: in one piece it would hold up the loop.
     return io.BytesIO(data) if data is not None and len(data) > WHOLE_BYTES_MAX else data
+
+
+def _encode(body: Any) -> bytes:
+    try:
+        return _encoder.encode(body)
+    except OverflowError as error:
+        raise InvalidRequest(f"a number is out of all bounds: {error}") from None
 
 
 def error_of(raw: bytes, status: int, where: str) -> SkerryError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import socket
 import stat
 import tarfile
 from collections.abc import AsyncIterator
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import InvalidRequest, SandboxFailed
-from skerry.sdk.transfer import pack_tree, unpack_tree
+from skerry.sdk.files import AsyncFiles
+from skerry.sdk.transfer import file_chunks, pack_tree, unpack_tree
+from skerry.sdk.transport import Transport
 
 
 async def pieces(data: bytes, size: int = 1000) -> AsyncIterator[bytes]:
@@ -156,3 +159,29 @@ async def test_a_link_inside_the_tree_may_be_hard(tmp_path: Path) -> None:
     link.linkname = "a"
     await unpack_tree(pieces(tar_of((tarfile.TarInfo("a"), b"1"), (link, b""))), tmp_path / "t")
     assert (tmp_path / "t/a").stat().st_nlink == 2
+
+
+@pytest.mark.parametrize("size", [1 << 20, 9 << 20], ids=["shrinks", "grows"])
+async def test_a_file_that_changes_while_it_is_sent_is_told(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(4 << 20))
+    notes: list[str] = []
+    total = 0
+    async for piece in file_chunks(file, notes=notes):
+        if not total:
+            os.truncate(file, size)
+        total += len(piece)
+    assert notes == ["changed file"]
+    assert total <= 4 << 20
+    notes.clear()
+    assert sum([len(piece) async for piece in file_chunks(file, notes=notes)]) == size
+    assert notes == []
+
+
+async def test_what_is_no_file_and_no_tree_is_not_sent(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        for name in (tmp_path / "fifo", tmp_path / "socket", "/dev/null"):
+            with pytest.raises(InvalidRequest, match="is no regular file"):
+                await AsyncFiles(Transport("http://node"), "s").upload(name, "/x")

@@ -27,6 +27,11 @@ def test_an_address_without_parameters_is_the_path() -> None:
     assert str(Transport("http://node")._address("/v1/x", None)) == "http://node/v1/x"
 
 
+async def test_a_number_that_no_field_can_hold_is_the_callers_fault() -> None:
+    with pytest.raises(InvalidRequest, match="out of all bounds"):
+        await Transport("http://node").call("POST", "/v1/x", body={"size": 1 << 64})
+
+
 async def test_no_time_limit_of_the_client_is_shorter_than_a_commands() -> None:
     """There is none at all once a connection is made (report 9) (report 10)."""
     transport = Transport("http://node")

@@ -79,8 +79,12 @@ class IsolationConformance(Conformance):
         self, backend: Backend, rootfs: RootfsPlan
     ) -> None:
         async with self.boxed(backend, rootfs) as one, self.boxed(backend, rootfs) as other:
-            await one.sh("echo mine > /root/mine; setsid sleep 1000 >/dev/null 2>&1 &")
-            assert (await other.sh("ls /root/mine")).outcome.exit_code != 0
+            places = "/root /tmp /var/tmp /dev/shm /run"
+            await one.sh(f"for place in {places}; do echo mine > $place/mine; done")
+            await one.sh("setsid sleep 1000 >/dev/null 2>&1 &")
+            line = f"for place in {places}; do ls $place/mine; done 2>/dev/null"
+            assert len((await one.sh(line)).text.split()) == len(places.split())
+            assert (await other.sh(line)).text == ""
             assert await other.running_named("sleep") == 0
             ids = [(await box.sh("cut -c1-40 /proc/self/uid_map")).text for box in (one, other)]
             assert ids[0] != ids[1]
