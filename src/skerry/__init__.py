@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Unauthorized,
         Unavailable,
     )
+    from skerry.sdk.options import SandboxOptions
     from skerry.sdk.sync import Client, Sandbox, connect
     from skerry.spec.command import RunResult, Terminal
     from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
@@ -59,6 +60,7 @@ _HOMES = {
     "SandboxError": "skerry.errors",
     "SandboxFailed": "skerry.errors",
     "SandboxInfo": "skerry.spec.sandbox",
+    "SandboxOptions": "skerry.sdk.options",
     "SandboxSpec": "skerry.spec.sandbox",
     "SkerryError": "skerry.errors",
     "State": "skerry.spec.sandbox",
@@ -89,6 +91,7 @@ __all__ = [
     "SandboxError",
     "SandboxFailed",
     "SandboxInfo",
+    "SandboxOptions",
     "SandboxSpec",
     "SkerryError",
     "State",

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict, Unpack
 
 from skerry.errors import InvalidRequest
 from skerry.sdk.typed import typed
 from skerry.spec.limits import parse_bytes
 from skerry.spec.sandbox import CpuClass, OnIdle, SandboxSpec
 
+_SECONDS = ("idle_timeout", "ttl")
+_LISTS = ("layers", "network")
+
 
 class SandboxOptions(TypedDict, total=False):
-    """What `create` and `create_many` take by name; `spec_of` has what holds without it.
+    """What `create` and `create_many` take by name, with what holds otherwise.
 
-    `image` and `layers` are names (`kind/name[:tag]`) or digests; `cpu` is in cores, `memory` and
-    `disk` are bytes or texts such as "1GiB"; `network` says what may be reached, () being loopback
-    only; `idle_timeout` and `ttl` are in seconds. With `detached` it outlives an embedded node's
-    client; of the creates of one client that wait, a higher `priority` (-10 to 10) is first.
+    image="debian:12", layers=(): names (`kind/name[:tag]`) or digests.
+    cpu=1.0 (cores), cpu_class="latency-sensitive" or "best-effort", cpu_weight=100, cpu_burst=0.0.
+    memory="1GiB", disk=None (no limit of its own): texts or bytes; pids=512, nofile=4096.
+    env={}, user="root", workdir=None (the user's home), hostname="skerry".
+    network=(): loopback only.
+    idle_timeout=None, ttl=None: seconds; on_idle="stop" or "pause".
+    labels={}; detached=False (else it outlives an embedded node's client); priority=0 (-10 to 10;
+    of one client's creates that wait, a higher one is first).
     """
 
     image: str
@@ -44,63 +51,29 @@ class SandboxOptions(TypedDict, total=False):
 
 
 def spec_of(
-    backend: str,
-    *,
-    image: str = "debian:12",
-    layers: Sequence[str] = (),
-    cpu: float = 1.0,
-    cpu_class: str = "latency-sensitive",
-    cpu_weight: int = 100,
-    cpu_burst: float = 0.0,
-    memory: int | str = "1GiB",
-    pids: int = 512,
-    disk: int | str | None = None,
-    nofile: int = 4096,
-    env: dict[str, str] | None = None,
-    user: str = "root",
-    workdir: str | None = None,
-    hostname: str = "skerry",
-    network: Sequence[str] = (),
-    idle_timeout: float | None = None,
-    on_idle: str = "stop",
-    ttl: float | None = None,
-    labels: dict[str, str] | None = None,
-    key: str | None = None,
-    detached: bool = False,
-    priority: int = 0,
+    backend: str, *, key: str | None = None, **options: Unpack[SandboxOptions]
 ) -> SandboxSpec:
-    """Returns the checked spec of what a caller asked for; raises InvalidRequest."""
-    for what, names_given in (("layers", layers), ("network", network)):
-        if isinstance(names_given, str):
-            raise InvalidRequest(f"{what} is a list: write {what}=[{names_given!r}]")
-    if on_idle not in OnIdle.__members__.values():
-        raise InvalidRequest(f"on_idle must be one of {', '.join(OnIdle)}, not {on_idle!r}")
-    if cpu_class not in CpuClass.__members__.values():
-        names = ", ".join(CpuClass)
-        raise InvalidRequest(f"cpu_class must be one of {names}, not {cpu_class!r}")
-    spec = SandboxSpec(
-        backend=backend,
-        image=image,
-        layers=tuple(layers),
-        cpu=cpu,
-        cpu_class=CpuClass(cpu_class),
-        cpu_weight=cpu_weight,
-        cpu_burst=cpu_burst,
-        memory_bytes=parse_bytes(memory, "memory"),
-        pids=pids,
-        disk_bytes=None if disk is None else parse_bytes(disk, "disk"),
-        nofile=nofile,
-        env=env or {},
-        user=user,
-        workdir=workdir,
-        hostname=hostname,
-        network=tuple(network),
-        idle_timeout_s=idle_timeout,
-        on_idle=OnIdle(on_idle),
-        ttl_s=ttl,
-        labels=labels or {},
-        key=key,
-        detached=detached,
-        priority=priority,
-    )
-    return typed(spec).check()
+    """Returns the checked spec of what a caller asked for.
+
+    Raises InvalidRequest, and TypeError for an option that there is not, as any call does.
+    """
+    unknown = options.keys() - SandboxOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"a sandbox has no option {min(unknown)!r}")
+    fields: dict[str, Any] = {
+        f"{name}_s" if name in _SECONDS else name: value for name, value in options.items()
+    }
+    for name in _LISTS:
+        if isinstance(names := fields.get(name), str):
+            raise InvalidRequest(f"{name} is a list: write {name}=[{names!r}]")
+    fields |= {name: tuple(fields[name]) for name in _LISTS if name in fields}
+    fields |= {name: fields[name] or {} for name in ("env", "labels") if name in fields}
+    if "memory" in fields:
+        fields["memory_bytes"] = parse_bytes(fields.pop("memory"), "memory")
+    if (disk := fields.pop("disk", None)) is not None:
+        fields["disk_bytes"] = parse_bytes(disk, "disk")
+    for name, kind in (("on_idle", OnIdle), ("cpu_class", CpuClass)):
+        value = fields.get(name, "")
+        if value and value not in kind.__members__.values():
+            raise InvalidRequest(f"{name} must be one of {', '.join(kind)}, not {value!r}")
+    return typed(SandboxSpec(backend=backend, key=key, **fields)).check()

@@ -918,7 +918,7 @@ class Sandboxes:
         wait: float = WAIT_S,
         **options: Unpack[SandboxOptions],
     ) -> Sandbox:
-        """Returns a running sandbox with these options.
+        """Returns a running sandbox; `options` are those of `skerry.SandboxOptions`.
 
         With `key`, a repeat returns the one that the first call made; a call without it that is
         cancelled leaves none behind. If there is no room it waits for up to `wait` seconds, first in

@@ -22,6 +22,7 @@ from skerry.sdk.portal import Portal
 from skerry.sdk.running import command_of
 from skerry.sdk.stream import events_of
 from skerry.spec.command import RunResult
+from skerry.spec.sandbox import SandboxSpec
 from skerry.wire.http import ErrorBody, StreamEvent
 
 ROOT = Path(__file__).parents[3]
@@ -140,6 +141,16 @@ def test_a_bad_spec_is_refused_before_it_is_sent(change: dict[str, object]) -> N
     spec_of("container", **good)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest):
         spec_of("container", **(good | change))  # type: ignore[arg-type]
+
+
+def test_option_that_there_is_not_is_told_by_name() -> None:
+    with pytest.raises(TypeError, match="no option 'memry'"):
+        spec_of("container", memry="1GiB")  # type: ignore[call-arg]
+
+
+def test_options_have_the_defaults_of_a_spec() -> None:
+    assert spec_of("container") == SandboxSpec()
+    assert spec_of("container", env=None, labels=None, disk=None, ttl=None) == SandboxSpec()
 
 
 @pytest.mark.parametrize(
