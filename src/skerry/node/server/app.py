@@ -21,7 +21,8 @@ from skerry.node.server import (
     sessions,
     usage,
 )
-from skerry.node.server.exchange import Endpoint, Exchange, Handler, Receive, Scope, Send
+from skerry.node.server.endpoint import Endpoint, Handler
+from skerry.node.server.exchange import Exchange, Receive, Scope, Send
 from skerry.node.server.guard import Guard
 from skerry.node.server.sockets import Socket, SocketEndpoint
 
