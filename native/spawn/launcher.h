@@ -174,7 +174,8 @@ void upper_keep(struct launcher *l, struct request *r);
 void upper_answer(struct launcher *l, const struct pending *reply);
 /* pool.c: mounts the file or directory at /upper; r->value is 1 if quotas are on. */
 int pool_mount(const char *path, bool btrfs, struct job_result *r);
-int upper_make(struct launcher *l, const char *id, uint64_t uid_base);
+/* A spare one will do unless it is to be limited. */
+int upper_make(struct launcher *l, const char *id, uint64_t uid_base, bool spare);
 int upper_limit(struct launcher *l, const char *id, uint64_t bytes);
 int upper_snapshot(int upper_fd, const char *from, const char *to, bool readonly);
 int upper_rework(int upper_fd, const char *id, uint64_t uid_base);

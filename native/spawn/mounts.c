@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <sys/fsuid.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/sysmacros.h>
 
 int mount_lower(struct child *c, const struct step *s)
@@ -28,6 +30,7 @@ int mount_overlay(struct child *c, const struct step *s)
 {
 	static const char *const off[] = {"redirect_dir", "metacopy", "index", "xino"};
 	close_auto int fs = sys_fsopen("overlay");
+	struct statfs made;
 	char path[96];
 	int err = fs < 0 ? fs : 0;
 
@@ -54,7 +57,13 @@ int mount_overlay(struct child *c, const struct step *s)
 		return err;
 	/* Setuid works, for su and sudo; device nodes that an image brings do not. */
 	c->overlay_fd = sys_fsmount(fs, MOUNT_ATTR_NODEV);
-	return c->overlay_fd < 0 ? c->overlay_fd : 0;
+	if (c->overlay_fd < 0)
+		return c->overlay_fd;
+	/* Where the kernel cannot make its work directory (no space, no quota left), it mounts read-only
+	 * and says so to nobody. */
+	if (fstatfs(c->overlay_fd, &made) < 0)
+		return -errno;
+	return made.f_flags & ST_RDONLY ? -EROFS : 0;
 }
 
 static int make_node(int dir, const char *name, unsigned minor_number, unsigned major_number, uid_t owner)

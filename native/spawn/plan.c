@@ -80,7 +80,8 @@ static void add_launcher(struct plan *plan, const struct request *r, const struc
 	}
 	add(plan, OP_SOCKET, r->socket, NULL, 0, 0);
 	if (!r->upper_from)
-		add(plan, OP_UPPER, r->instance, facts->upper_btrfs ? "btrfs" : "dir", facts->uid_base, 0);
+		add(plan, OP_UPPER, r->instance, facts->upper_btrfs ? "btrfs" : "dir", facts->uid_base,
+		    r->disk_bytes != 0);
 	if (r->disk_bytes && !r->upper_from)
 		add(plan, OP_LIMIT, r->instance, NULL, r->disk_bytes, 0);
 	add(plan, OP_CLONE, r->agent_group, NULL, 0, 0);

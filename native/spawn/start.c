@@ -85,7 +85,7 @@ static int run_step(struct instance *i, struct step *s)
 		s->made = i->listener >= 0;
 		return s->made ? 0 : i->listener;
 	case OP_UPPER: {
-		int err = upper_make(l, s->a, s->n);
+		int err = upper_make(l, s->a, s->n, !s->m);
 
 		s->made = !err;
 		return err;

@@ -2,7 +2,8 @@
  *
  * Spare subvolumes: one whose sandbox wrote little is emptied and kept for the next START, under a
  * name (".pool-N") that no id can have. u and w themselves are made anew each time, for sandbox root
- * may have changed the mode, the owner and the attributes of u. */
+ * may have changed the mode, the owner and the attributes of u. What was in a spare one counts as used
+ * until the file system commits, however little is seen of it: none is given to who has a limit. */
 #include "launcher.h"
 
 #include <dirent.h>
@@ -49,13 +50,13 @@ static int take_spare(struct launcher *l, const char *id)
 	return renameat(l->upper_fd, spare, l->upper_fd, id) < 0 ? -errno : 0;
 }
 
-int upper_make(struct launcher *l, const char *id, uint64_t uid_base)
+int upper_make(struct launcher *l, const char *id, uint64_t uid_base, bool spare)
 {
 	int err;
 
 	if (l->upper == UPPER_DIR)
 		err = mkdirat(l->upper_fd, id, 0700) < 0 ? -errno : 0;
-	else if (take_spare(l, id))
+	else if (!spare || take_spare(l, id))
 		err = subvolume(l->upper_fd, BTRFS_IOC_SUBVOL_CREATE, id);
 	else
 		err = 0;

@@ -50,6 +50,22 @@ async def test_a_full_disk_is_an_error_inside_only(node_client, neighbour):
         pytest.fail("the space of deleted files never came back")
 
 
+async def test_sandbox_after_one_that_filled_its_disk_has_all_of_its_own(node_client):
+    """What was deleted counts until the file system commits: the next one must not be charged for it.
+
+    It had a root that could only be read, and nobody was told.
+    """
+    many = "for n in 1 2 3 4; do dd if=/dev/zero of=/root/$n bs=1M count=30 & done; wait"
+    for _ in range(3):
+        async with await node_client.sandboxes.create(disk=64 * MIB) as full:
+            done = await full.run(f"{many}; {many}; sync")
+            assert "quota" in done.error_text, done
+            await full.diff()  # its view holds what is deleted for a while longer
+        async with await node_client.sandboxes.create(disk=64 * MIB) as after:
+            fits = await after.run("mount | grep ' on / '; head -c 50000000 /dev/urandom > /root/x")
+            assert fits.ok, fits
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 2 GiB, on a loop device."""

@@ -253,6 +253,16 @@ def test_disk_limit_holds_and_is_lifted_for_the_next(launcher: Launcher) -> None
     launcher.stop("b")
 
 
+def test_root_that_would_be_read_only_is_no_sandbox(launcher: Launcher) -> None:
+    """The kernel mounts an overlay read-only where it has no room for its work directory."""
+    refused = launcher.failure(launcher.plan("a", 0, disk_bytes=1))
+    assert (refused.error_step, refused.errno) == ("overlay", errno.EROFS)
+    assert launcher.uppers() == set()
+    launcher.start("a", 0)
+    assert launcher.say("a", "fill 1") == b"0"
+    launcher.stop("a")
+
+
 def test_snapshot_carries_files_to_the_next_instance(launcher: Launcher) -> None:
     launcher.slot(5, uid_base=UID_BASE)
     launcher.start("a", 0)
