@@ -42,6 +42,21 @@ async def test_file_that_is_written_again_keeps_its_mode(box):
     assert (await box.files.write("/srv/w/own", "y", user="nobody")).mode == 0o700
 
 
+async def test_path_that_ends_with_a_slash_means_a_directory(box, tmp_path):
+    (tmp_path / "file").write_text("x")
+    await box.files.upload(tmp_path / "file", "/srv/new/")
+    assert await box.files.read("/srv/new/file") == b"x"
+    for path in ("/srv/new/", "/srv/other/", "/srv/new/file/", "/"):
+        for call in (box.files.write, box.files.append):
+            with pytest.raises(FileRefused, match="Is a directory"):
+                await call(path, "x")
+        with pytest.raises(FileRefused, match="Is a directory"):
+            await box.files.write_at(path, 0, "x")
+    assert [info.name for info in await box.files.find("/srv")] == ["new", "new/file"]
+    await box.files.download("/srv/new/file", tmp_path / "not" / "there" / "yet")
+    assert (tmp_path / "not/there/yet").read_text() == "x"
+
+
 async def test_tree_is_fetched_without_what_its_user_may_not_read(box, tmp_path):
     """As tar(1) does it: the rest comes, and each that was left out is said."""
     await box.run(

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from errno import ENOTDIR
+from errno import EISDIR, ENOTDIR
 from typing import Final
 
 from skerry.errors import FileRefused, InvalidRequest, NotFound
@@ -90,10 +90,11 @@ class Files:
         """
         if sparse and append:
             raise InvalidRequest("a file with holes cannot be appended")
+        check_file(path)
         files = await self._files(sandbox, user, path)
         with sandbox.active_while(self._clock):
             return await files.write(
-                check_path(path),
+                path,
                 content,
                 mode=None if mode is None else check_mode(mode),
                 parents=parents,
@@ -113,9 +114,10 @@ class Files:
         parents: bool,
     ) -> FileInfo:
         """Writes over what is there from `offset` on, in place."""
+        check_file(path)
         files = await self._files(sandbox, user, path)
         with sandbox.active_while(self._clock):
-            return await files.put(check_path(path), content, offset, parents=parents)
+            return await files.put(path, content, offset, parents=parents)
 
     async def tree_get(
         self, sandbox: Sandbox, path: str, user: str | None
@@ -277,6 +279,13 @@ def check_path(path: str) -> str:
         raise InvalidRequest("path is empty or holds a NUL")
     if len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise InvalidRequest(f"path: at most {PATH_BYTES_MAX} bytes")
+    return path
+
+
+def check_file(path: str) -> str:
+    """Returns a path that can be a file's: one that ends with a slash means a directory."""
+    if check_path(path).endswith("/"):
+        raise FileRefused(f"{path}: {os.strerror(EISDIR)}", errno=EISDIR, path=path)
     return path
 
 

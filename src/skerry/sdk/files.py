@@ -312,8 +312,9 @@ class AsyncFiles:
     ) -> Transfer:
         """Puts a local file at `path`, or a local directory's content beneath it.
 
-        Holes are not sent. A file appears whole or not at all, however the transfer ends. What was left
-        out or changed meanwhile stands in the answer's notes.
+        A `path` that ends with a slash is a directory, in which a file keeps its name. Holes are
+        not sent. A file appears whole or not at all, however the transfer ends. What was left out or
+        changed meanwhile stands in the answer's notes.
         """
         source = Path(local)
         notes: list[str] = []
@@ -325,6 +326,8 @@ class AsyncFiles:
         status = source.stat()
         if not stat.S_ISREG(status.st_mode):  # a socket cannot even be opened
             raise InvalidRequest(f"{source} is no regular file")
+        if path.endswith("/"):
+            path += source.name
         sparse = may_have_holes(status)
         params = _params(path, user, parents=True, sparse=sparse)
         params["mode"] = f"{status.st_mode & 0o777:o}"
@@ -343,8 +346,9 @@ class AsyncFiles:
     ) -> Transfer:
         """Puts the file at `path` into a local file, or a directory's content beneath a local one.
 
-        Nothing is written outside `local`, no set-id bit is kept, holes stay holes, a file appears whole
-        or not at all. What was left out or changed meanwhile stands in the answer's notes.
+        Missing local directories are made. Nothing is written outside `local`, no set-id bit is kept,
+        holes stay holes, a file appears whole or not at all. What was left out or changed meanwhile
+        stands in the answer's notes.
         """
         info = await self.stat(path, follow=True, user=user)
         if info.type is FileType.DIRECTORY:

@@ -564,8 +564,9 @@ class Files:
     ) -> Transfer:
         """Puts a local file at `path`, or a local directory's content beneath it.
 
-        Holes are not sent. A file appears whole or not at all, however the transfer ends. What was left
-        out or changed meanwhile stands in the answer's notes.
+        A `path` that ends with a slash is a directory, in which a file keeps its name. Holes are
+        not sent. A file appears whole or not at all, however the transfer ends. What was left out or
+        changed meanwhile stands in the answer's notes.
         """
         return self._portal.call(self._inner.upload(local, path, user=user, progress=progress))
 
@@ -579,8 +580,9 @@ class Files:
     ) -> Transfer:
         """Puts the file at `path` into a local file, or a directory's content beneath a local one.
 
-        Nothing is written outside `local`, no set-id bit is kept, holes stay holes, a file appears whole
-        or not at all. What was left out or changed meanwhile stands in the answer's notes.
+        Missing local directories are made. Nothing is written outside `local`, no set-id bit is kept,
+        holes stay holes, a file appears whole or not at all. What was left out or changed meanwhile
+        stands in the answer's notes.
         """
         return self._portal.call(self._inner.download(path, local, user=user, progress=progress))
 

@@ -252,6 +252,7 @@ async def save_file(
 
     The mode is kept without set-id bits. `sparse`: the stream is a map of pieces and the pieces.
     """
+    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".skerry-{secrets.token_hex(8)}.part")
 
     def work(source: _Source) -> None:
