@@ -190,7 +190,7 @@ struct op {
 	struct outlet out[2];
 	struct session *session; /* KIND 2 */
 	uint64_t kill_again, kill_until; /* now_ms() times, NEVER if unset */
-	uint64_t listen_at; /* likewise: until then only its end is waited for */
+	uint64_t listen_at; /* likewise: when more than the end is waited for */
 	uint64_t exec_by, kill_by; /* work_ms() times, NEVER if unset */
 	uint64_t quiet_ms, heard; /* no-output timeout (0: none), and the last output in work_ms() */
 	uint64_t start_ns, end_ns, cpu_us, oom_before;
@@ -198,6 +198,7 @@ struct op {
 	bool timed_out, no_output, cancelled, oom, killed;
 	const char *fail_step; /* why exec was not reached */
 	int fail_errno;
+	bool listening;	  /* for output; before, only for its end */
 	bool attached;	  /* the present connection wants this operation's frames */
 	bool started, started_due; /* exec was reached; STARTED is to be sent */
 	bool done_sent;
@@ -214,8 +215,8 @@ void op_end(struct op *op);
 uint64_t oom_count(void);
 /* Output came, or may come again: the no-output timeout begins anew. */
 void op_heard(struct op *op);
-/* start.c: exec and output are looked for from here on. */
-void start_listen(struct op *op);
+/* start.c: at listen_at, output is looked for from here on; the next time exec, too. */
+void start_listen(struct op *op, uint64_t now);
 /* start.c: a child was killed from outside before it reached exec. */
 void start_was_killed(void);
 /* start.c: 0, or an errno value with *step: the frame is refused. */

@@ -277,7 +277,7 @@ static void op_timer(struct op *op, uint64_t now, uint64_t work)
 		op_kill(op);
 	}
 	if (op->listen_at <= now)
-		start_listen(op);
+		start_listen(op, now);
 	quiet_timer(op, work);
 	if (op->kill_by <= work) {
 		op->kill_by = NEVER;

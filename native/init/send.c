@@ -283,15 +283,24 @@ static bool stream_send(struct outlet *o, uint32_t stream)
 	return true;
 }
 
+/* The end of output that comes early is most often that of the command, and goes with it. */
+static bool end_waits(const struct op *op, const struct outlet *o)
+{
+	return o->sent == o->ring.end && op->listen_at != NEVER;
+}
+
 static struct outlet *stream_at(uint32_t index, uint32_t *stream)
 {
 	uint32_t forwards = 2 * ops_high;
-	struct op *op = &ops[index / 2];
+	struct op *op;
+	struct outlet *o;
 
 	if (index >= forwards)
 		return forward_outlet(index - forwards, stream);
+	op = &ops[index / 2];
+	o = &op->out[index % 2];
 	*stream = op->handle << 2 | (2 + index % 2);
-	return op->state != OP_FREE && op->attached ? &op->out[index % 2] : NULL;
+	return op->state != OP_FREE && op->attached && !end_waits(op, o) ? o : NULL;
 }
 
 /* Goes once around; false when the room ran out. */

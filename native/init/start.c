@@ -15,7 +15,11 @@
 
 #define INTO_CGROUP 0x200000000ull /* CLONE_INTO_CGROUP */
 
-enum { PAGE_LARGEST = 1 << 16, QUIET_START_MS = 1 };
+enum {
+	PAGE_LARGEST = 1 << 16,
+	ENDS_BY_MS = 1,	    /* as most commands do: so long only the end is waited for */
+	STARTED_BY_MS = 20, /* nobody waits for STARTED alone */
+};
 
 struct clone3_args {
 	uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
@@ -101,16 +105,13 @@ static void out_ready(struct source *src, uint32_t events)
 {
 	struct outlet *o = container_of(src, struct outlet, src);
 	struct op *op = &ops[((char *)src - (char *)ops) / (ptrdiff_t)sizeof(struct op)];
+	uint64_t before = o->ring.end;
 
-	if (op->quiet_ms) {
-		uint64_t before = o->ring.end;
-
-		outlet_read(o, events);
-		if (o->ring.end != before)
-			op_heard(op);
-	} else {
-		outlet_read(o, events);
-	}
+	outlet_read(o, events);
+	if (o->ring.end != before && op->state == OP_STARTING && op->status.ready)
+		op->status.ready(&op->status, 0); /* who writes has reached exec: STARTED goes first */
+	if (o->ring.end != before && op->quiet_ms)
+		op_heard(op);
 	if (o->eof)
 		op_settle(op);
 }
@@ -227,11 +228,21 @@ static int status_make(struct op *op, struct launch *l)
 	return 0;
 }
 
-void start_listen(struct op *op)
+static void status_listen(struct op *op)
 {
 	op->listen_at = NEVER;
 	status_ready(&op->status, 0);
 	source_watch(&op->status, EPOLLIN);
+}
+
+void start_listen(struct op *op, uint64_t now)
+{
+	if (op->listening) {
+		status_listen(op);
+		return;
+	}
+	op->listening = true;
+	op->listen_at = now + STARTED_BY_MS;
 	outlet_watch(&op->out[0]);
 	outlet_watch(&op->out[1]);
 }
@@ -326,9 +337,9 @@ int launch(struct op *op, struct launch *l, bool in)
 	/* Most commands are over within a millisecond: then their end tells all, in one turn and with one
 	 * message. A terminal is somebody waiting, and so is a session. */
 	if (!error && (l->pty || op->session))
-		start_listen(op);
+		status_listen(op);
 	else if (!error)
-		op->listen_at = now_ms() + QUIET_START_MS;
+		op->listen_at = now_ms() + ENDS_BY_MS;
 	return error;
 }
 
