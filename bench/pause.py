@@ -8,9 +8,11 @@ client.
 
 - `pause_400_s`: from just before the first of all pause calls, 32 at a time, until the last has
   returned. `pause_ms_p50` is one such call. With `--quick` it is that of 60.
-- `freed_mib_400`: MemAvailable when all are paused, minus that before the first pause call; what the
-  compressed swap itself takes is thus counted as not free. Floor: half of the content, which is what a
-  perfect compressor would free of it.
+- `freed_mib_400`: available memory (harness.memory_kib) when all are paused, minus that before the
+  first pause call; what the compressed swap itself takes is thus counted as not free. Floor: half of
+  the content, which is what a perfect compressor would free of it. It is a figure of the whole
+  machine, and other programs move it; hence also what only the swap devices say (mm_stat):
+  `moved_mib_400`, what they hold for the processes, and `stored_mib_400`, the memory that takes them.
 - `resume_first_command_ms_*`: from just before the call of a command in a paused sandbox (which
   resumes it) until its result is in the client's hands; one at a time. The command makes the holder
   touch every page of its content. `..._no_prefetch`: the same with a node that does not read ahead; the
@@ -22,6 +24,7 @@ import asyncio
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness import BenchmarkFailedError, RawLog, memory_kib, percentiles
@@ -128,22 +131,32 @@ async def measure(result: Result, quick: bool) -> None:
     tell(result, samples)
 
 
+def swap_mib() -> tuple[float, float]:
+    """What all zram devices hold, and the memory that takes them, in MiB (zram.rst, mm_stat)."""
+    rows = [path.read_text().split() for path in Path("/sys/block").glob("zram*/mm_stat")]
+    return sum(int(row[0]) for row in rows) / MIB, sum(int(row[2]) for row in rows) / MIB
+
+
 async def all_paused(result: Result, raw: RawLog, made: list[Any], plan: Plan) -> None:
     """Pause all of them; adds what it took and gave."""
     await asyncio.sleep(2)
+    held = swap_mib()
     before, start = memory_kib()["available"], time.perf_counter()
     each = await bounded([sandbox.pause for sandbox in made])
     seconds = time.perf_counter() - start
     freed = (memory_kib()["available"] - before) / 1024
+    moved, stored = (now - then for now, then in zip(swap_mib(), held, strict=True))
     raw.write("pause", 0, [{"pause_ms": ms} for ms in each])
     result.add("pause_400_s", seconds, "s", plan.live, "lower")
     result.add("freed_mib_400", freed, "MiB", plan.live, "higher")
     result.add_floor(
         "freed_mib_400", plan.live * CONTENT_MIB / 2, "half of the content: a perfect compressor"
     )
+    result.add("moved_mib_400", moved, "MiB", plan.live, "higher")
+    result.add("stored_mib_400", stored, "MiB", plan.live, "lower")
     result.add_percentiles("pause_ms", "", percentiles(each), "ms")
     if plan.live != FULL.live:
-        result.notes.append(f"pause_400_s and freed_mib_400 are those of {plan.live} sandboxes")
+        result.notes.append(f"what ends in 400 is that of {plan.live} sandboxes")
 
 
 def tell(result: Result, samples: dict[str, list[float]]) -> None:
