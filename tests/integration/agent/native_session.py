@@ -14,6 +14,7 @@ from native_agent import (
     ERRNO,
     ERROR,
     EXIT_CODE,
+    PATIENCE_S,
     SIGNO,
     STARTED,
     STDERR_TOTAL,
@@ -62,7 +63,7 @@ class Session:
         self.started: dict[int, int | str | bytes] = {}
         self.errors: list[int] = []
 
-    def step(self, timeout: float = 20) -> None:
+    def step(self, timeout: float = PATIENCE_S) -> None:
         kind, stream, payload = self.client.receive(timeout)
         assert stream >> 2 == self.op.handle
         if kind == DATA:

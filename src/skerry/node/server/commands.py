@@ -57,6 +57,7 @@ async def watched(exchange: Exchange, gone: Callable[[], None]) -> AsyncIterator
         yield
     finally:
         task.cancel()
+        await asyncio.wait((task,))
 
 
 async def run(node: Node, exchange: Exchange) -> None:

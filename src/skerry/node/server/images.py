@@ -73,6 +73,7 @@ async def debian(node: Node, exchange: Exchange) -> None:
         await exchange.close_stream()
     finally:
         work.cancel()
+        await asyncio.wait((work,))
 
 
 def _end(work: asyncio.Future[LayerManifest]) -> StreamEvent:

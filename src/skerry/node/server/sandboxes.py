@@ -90,8 +90,8 @@ async def _written(exchange: Exchange, batch: Batch, data: bytes) -> bool:
     """Sends a piece; returns whether the client took it."""
     sending = asyncio.ensure_future(exchange.write(data))
     stopped = asyncio.ensure_future(batch.until_stopped())
+    either = {sending, stopped}
     try:
-        either = {sending, stopped}
         await asyncio.wait(either, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
         if not sending.done():
             await asyncio.wait({sending}, timeout=LAST_WORDS_S)
@@ -102,6 +102,7 @@ async def _written(exchange: Exchange, batch: Batch, data: bytes) -> bool:
     finally:
         sending.cancel()
         stopped.cancel()
+        await asyncio.wait(either)
 
 
 async def delete_batch(node: Node, exchange: Exchange) -> None:
