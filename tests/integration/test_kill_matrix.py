@@ -95,7 +95,11 @@ class Matrix:
         launcher = self.node.launcher()
         name = Path(self.node.state, "name").read_text().strip()
         found = [*os.listdir(f"{self.node.run}/container/i")]
-        found += [n for n in os.listdir(f"/proc/{launcher}/root/upper") if not n.startswith(".")]
+        try:
+            uppers = os.listdir(f"/proc/{launcher}/root/upper")
+        except FileNotFoundError:
+            return ["nothing can be said: the next launcher is not ready"]
+        found += [name for name in uppers if not name.startswith(".")]
         kinds = ("agent", "process in a sandbox")
         found += [
             thing.what
