@@ -26,20 +26,16 @@ int mount_lower(struct child *c, const struct step *s)
 	return err;
 }
 
-int mount_overlay(struct child *c, const struct step *s)
+/* Returns the context of an overlay below the working directory, made; or why not. */
+static int overlay(struct child *c)
 {
 	static const char *const off[] = {"redirect_dir", "metacopy", "index", "xino"};
-	close_auto int fs = sys_fsopen("overlay");
-	struct statfs made;
-	char path[96];
+	int fs = sys_fsopen("overlay");
 	int err = fs < 0 ? fs : 0;
 
 	for (unsigned i = 0; i < c->lower_count && !err; i++)
 		err = sys_fsconfig(fs, FSCONFIG_SET_FD, "lowerdir+", NULL, c->lower_fds[i]);
 	/* By relative names: the sandbox reads them in its mountinfo. */
-	snprintf(path, sizeof(path), "/upper/%s", s->a);
-	if (!err && chdir(path) < 0)
-		err = -errno;
 	if (!err)
 		err = sys_fsconfig(fs, FSCONFIG_SET_STRING, "upperdir", "u", 0);
 	if (!err)
@@ -53,8 +49,34 @@ int mount_overlay(struct child *c, const struct step *s)
 		err = sys_fsconfig(fs, FSCONFIG_SET_STRING, "source", "skerry", 0);
 	if (!err)
 		err = sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
-	if (err)
-		return err;
+	if (!err)
+		return fs;
+	if (fs >= 0)
+		close(fs);
+	return err;
+}
+
+int mount_overlay(struct child *c, const struct step *s)
+{
+	struct statfs made;
+	char path[96];
+
+	snprintf(path, sizeof(path), "/upper/%s", s->a);
+	if (chdir(path) < 0)
+		return -errno;
+	close_auto int fs = overlay(c);
+	if (fs == -EIO) {
+		/*
+		 * Something that a sandbox wrote could not be written: the disk was full. No volatile
+		 * overlay is mounted over an error that nobody has seen (overlayfs.rst); now it is seen.
+		 */
+		close_auto int upper = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (upper >= 0)
+			syncfs(upper);
+		fs = overlay(c);
+	}
+	if (fs < 0)
+		return fs;
 	/* Setuid works, for su and sudo; device nodes that an image brings do not. */
 	c->overlay_fd = sys_fsmount(fs, MOUNT_ATTR_NODEV);
 	if (c->overlay_fd < 0)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from skerry.backends.api import Capabilities, CreateRequest, Health, Record
 from skerry.backends.container import creation, host, recovery, uppers
+from skerry.backends.container.backing import Backing
 from skerry.backends.container.instance import ContainerInstance
 from skerry.backends.container.parts import Parts, Places
 from skerry.backends.shared import binaries, proc
@@ -30,6 +31,7 @@ class ContainerBackend:
         self._room = uppers.Room(places.state_dir)
         self._parts: Parts | None = None
         self._store: uppers.UpperPlan | None = None
+        self._backing: Backing | None = None
         self._keepers: list[asyncio.Task[None]] = []
         self._closing = False
 
@@ -77,8 +79,12 @@ class ContainerBackend:
             self._parts = None
             self._remove_places(parts)
             raise
-        for keep in (parts.slots.keep_filled, parts.layers.keep_tidy):
-            self._keepers.append(asyncio.create_task(keep()))
+        keepers = [parts.slots.keep_filled(), parts.layers.keep_tidy()]
+        if self._store.image:
+            self._backing = Backing(self._store.path, parts.upper_root, self.log)
+            await asyncio.to_thread(self._backing.secure)
+            keepers.append(self._backing.keep())
+        self._keepers += map(asyncio.create_task, keepers)
 
     async def close(self, *, keep_instances: bool) -> None:
         """Ends what is shared.
@@ -99,6 +105,8 @@ class ContainerBackend:
         await parts.settle()
         await parts.slots.close()
         await parts.layers.close()
+        if self._backing is not None:
+            await self._backing.close()
         await asyncio.gather(*self._keepers)
         self._keepers.clear()
         if not keep_instances:

@@ -116,10 +116,14 @@ class Parts:
             raise Unavailable("the container backend is not running")
         return f"/proc/{self.process.pid}/root"
 
+    def upper_root(self) -> str:
+        """Where all uppers lie, as the node sees it."""
+        return f"{self.launcher_root()}/upper"
+
     def uppers(self) -> set[str]:
         """Returns the names of all uppers and views; spare ones and trash begin with a dot."""
         try:
-            names = os.listdir(f"{self.launcher_root()}/upper")
+            names = os.listdir(self.upper_root())
         except OSError:
             return set()
         return {name for name in names if not name.startswith(".")}
