@@ -135,11 +135,16 @@ async def test_text_that_is_no_utf8(sandbox):
     listed = await sandbox.files.list("/tmp/odd")
     assert len(listed) == 1
     for bad in ("a\ud800b", "\udcff"):
-        try:
-            result = await sandbox.run(["printf", "%s", bad])
-            assert result.ok
-        except (CallerError, ValueError):
-            pass  # refused here already, by name
+        for call in (
+            sandbox.run(["printf", "%s", bad]),
+            sandbox.run("true", cwd=f"/tmp/{bad}"),
+            sandbox.start("true", env={"A": bad}),
+            sandbox.session(cwd=f"/tmp/{bad}"),
+            sandbox.attach(["cat", bad]).__aenter__(),
+        ):
+            with pytest.raises(InvalidRequest, match="is no text"):
+                await call
+    assert (await sandbox.run("cd /tmp/odd && ls $'a\\377b' | od -c | head -1")).ok
 
 
 async def test_times_that_are_none(node_client, sandbox):

@@ -38,6 +38,16 @@ async def test_state_persists_between_commands(sandbox, shell):
     await session.close()  # again
 
 
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+async def test_session_needs_no_dev_null(sandbox, shell):
+    """Inside it may be removed, or made a file of: the next command is run, and has no input."""
+    async with await sandbox.session(shell=shell) as session:
+        for change in ("rm /dev/null", "echo x > /dev/null", "rm /dev/null; mkdir /dev/null"):
+            assert (await session.run(f"A=1; {change}")).exit_code == 0
+            after = await session.run("cat; echo $A")
+            assert (after.text, after.error_text, after.exit_code) == ("1\n", "", 0)
+
+
 async def test_a_timeout_ends_the_command_and_not_the_session(sandbox):
     async with await sandbox.session() as session:
         await session.run("A=1; sleep 1000 &")

@@ -25,7 +25,8 @@ FALLBACK: Final = "/bin/sh"
 # s script, a answers, e stderr, g numbers, o stdout.
 #
 # - `>|` because of `set -C`; `IFS=` because scripts may set it; the redirections of `.` give a script
-#   fresh streams, so one that closes or redirects its own does so for itself alone.
+#   fresh streams, so one that closes or redirects its own does so for itself alone. Its 0 is the
+#   block's, not the name /dev/null: whoever may remove that would have every later script fail.
 # - `&& :` sets $? for the script without an ERR trap or `set -e` taking notice.
 # - n is empty but while a script runs: a shell that leaves the loop for another reason (its pipes
 #   are gone) must end, or each fork of the EXIT trap would make the next one, for ever.
@@ -42,7 +43,7 @@ __skerry_loop='case ${__skerry_x-} in *x*) set -x ;; esac
 case ${__skerry_x-} in *v*) set -v ;; esac
 while IFS= @ read -r __skerry_n <"$__skerry_g"; do
 __skerry_status "$__skerry_r" && :
-. "$__skerry_s" 0</dev/null 1>|"$__skerry_o" 2>|"$__skerry_e"
+. "$__skerry_s" 0</proc/self/fd/0 1>|"$__skerry_o" 2>|"$__skerry_e"
 __skerry_r=$?
 @ echo "$__skerry_n $__skerry_r $__skerry_p" >|"$__skerry_a" || exit "$__skerry_r"
 __skerry_n=

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from skerry.errors import InvalidRequest
@@ -19,7 +18,7 @@ from skerry.sdk.forward import ReverseForward
 from skerry.sdk.running import Command, Runner, command_of
 from skerry.sdk.session import AsyncSession
 from skerry.sdk.stream import LiveCommand
-from skerry.sdk.transport import Transport
+from skerry.sdk.transport import Transport, encode
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change
 from skerry.spec.layers import LayerManifest
@@ -302,7 +301,7 @@ class AsyncSandbox:
         socket = await self._transport.socket(f"{self._root}/attach", {"op": op})
         live = LiveCommand(socket)
         try:
-            await socket.send_bytes(msgspec.msgpack.encode(spec))
+            await socket.send_bytes(encode(spec))
             yield live
         finally:
             await live.close()

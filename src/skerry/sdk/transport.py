@@ -166,7 +166,7 @@ class Transport:
         With `repeatable` a lost connection, or the answer of a node that is ending, is followed by
         the same request again, for a minute from the loss.
         """
-        data = content if body is None else _encode(body)
+        data = content if body is None else encode(body)
         raw = await self._exchange(method, path, data, params, repeatable=repeatable)
         if answer is None:
             return None
@@ -272,7 +272,7 @@ class Transport:
         accept: str | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """Yields an answer's body piece by piece; a body that breaks off raises Unavailable."""
-        data = None if body is None else _encode(body)
+        data = None if body is None else encode(body)
         headers = self.headers(MSGPACK if data is not None else None)
         if accept is not None:
             headers["Accept"] = accept
@@ -348,11 +348,18 @@ def _body(data: bytes | None) -> bytes | io.BytesIO | None:
     return io.BytesIO(data) if data is not None and len(data) > WHOLE_BYTES_MAX else data
 
 
-def _encode(body: Any) -> bytes:
+def encode(body: Any) -> bytes:
+    """Returns a body as it goes over the wire; InvalidRequest for what cannot."""
     try:
         return _encoder.encode(body)
     except OverflowError as error:
         raise InvalidRequest(f"a number is out of all bounds: {error}") from None
+    except UnicodeEncodeError as error:
+        bad = error.object[error.start : error.end][:40]
+        raise InvalidRequest(
+            f"{bad!r} is no text: only names of files may hold other bytes than UTF-8; in a shell "
+            "line they are written as $'\\377'"
+        ) from None
 
 
 def error_of(raw: bytes, status: int, where: str) -> SkerryError:

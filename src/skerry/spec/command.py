@@ -44,7 +44,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         for word in words:
             if "\x00" in word:
                 raise InvalidRequest("argv: a word holds a NUL")
-            total += len(word.encode("utf-8", "surrogateescape")) + 6
+            total += len(word.encode("utf-8", "surrogatepass")) + 6
         most = limits.ARGV_BYTES_MAX if self.session is None else SCRIPT_BYTES_MAX
         if total > most:
             raise InvalidRequest(f"argv: {total} bytes, at most {most}: write a file and run that")

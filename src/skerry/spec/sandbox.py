@@ -128,8 +128,8 @@ def check_env(env: dict[str, str], bytes_max: int = limits.ENV_BYTES_MAX) -> Non
             raise InvalidRequest(f"env: {name[:80]!r} is no variable name")
         if "\x00" in value:
             raise InvalidRequest(f"env: the value of {name!r} holds a NUL")
-        total += len(name.encode("utf-8", "surrogateescape"))
-        total += len(value.encode("utf-8", "surrogateescape")) + 2
+        total += len(name.encode("utf-8", "surrogatepass"))
+        total += len(value.encode("utf-8", "surrogatepass")) + 2
     if total > bytes_max:
         raise InvalidRequest(f"env: {total} bytes, at most {bytes_max}")
 
