@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from skerry.backends.shared import proc
 
@@ -18,6 +20,16 @@ def soon(holds: Callable[[], bool], within_s: float = WITHIN_S) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+async def until(
+    holds: Callable[[], bool | Awaitable[bool]], within_s: float = WITHIN_S, pause_s: float = 0.01
+) -> None:
+    """Returns once it holds."""
+    end = time.monotonic() + within_s
+    while not (await answer if inspect.isawaitable(answer := holds()) else answer):
+        assert time.monotonic() < end, "it never came to hold"
+        await asyncio.sleep(pause_s)
 
 
 def ended(pid: int, within_s: float = WITHIN_S) -> bool:

@@ -13,12 +13,12 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from live_node import LiveNode
 from skerry.errors import NotFound, SkerryError
+from waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -240,13 +240,6 @@ def client_process(node, sandbox, what):
     process = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"up\n"
     return process
-
-
-async def until(question, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not await question():
-        assert time.monotonic() < end, "it never happened"
-        await asyncio.sleep(0.05)
 
 
 async def test_a_client_that_vanishes_leaves_its_command_and_another_gets_the_result(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
 from live_node import LiveNode
 from skerry.density.zram import offered
+from waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -52,13 +52,6 @@ async def hold(sandbox, kind):
     await sandbox.run(f"setsid python3 /tmp/holder.py {kind} > /tmp/ready 2>&1 & {READY}")
 
 
-async def until(condition) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not await condition():
-        assert time.monotonic() < deadline, "it does not come about"
-        await asyncio.sleep(0.1)
-
-
 async def test_idle_gives_back_and_running_does_not(short_node):
     async with (
         short_node.client() as client,
@@ -72,7 +65,7 @@ async def test_idle_gives_back_and_running_does_not(short_node):
             seen = await idle.usage()
             return seen.memory_swapped > 15 * MIB and seen.memory_bytes < 12 * MIB
 
-        await until(given)
+        await until(given, PATIENCE_S, 0.1)
         assert (await used.usage()).memory_swapped < 2 * MIB
         assert (await idle.info()).state == "running"
         assert (await idle.run("echo here")).text == "here\n"
@@ -85,13 +78,13 @@ async def test_one_that_reads_back_is_left_alone(short_node):
         async def given() -> bool:
             return (await sandbox.usage()).memory_swapped > 15 * MIB
 
-        await until(given)
+        await until(given, PATIENCE_S, 0.1)
         # A request makes its program read all of it back; then it is idle again.
         await sandbox.run("kill -USR1 $(cat /tmp/ready)")
 
         async def back() -> bool:
             return (await sandbox.usage()).memory_bytes > 20 * MIB
 
-        await until(back)
+        await until(back, PATIENCE_S, 0.1)
         await asyncio.sleep(5.0)  # many looks of the node
         assert (await sandbox.usage()).memory_bytes > 20 * MIB

@@ -244,12 +244,6 @@ async def sandboxes_of(node: Any) -> AsyncIterator[AsyncSandboxes]:
         await transport.close()
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
 def nothing_left(stand: Any, node: Any) -> bool:
     counts = (len(node.sandboxes), node.admission.sandboxes, len(node.batches))
     return counts == (0, 0, 0) and stand.world.instances == {} and not node.admission.waiting

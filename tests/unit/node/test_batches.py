@@ -8,7 +8,7 @@ import struct
 
 import msgspec
 import pytest
-from node_stand import FREE, nothing_left, sandboxes_of, settle, until
+from node_stand import FREE, nothing_left, sandboxes_of, settle
 
 from skerry.errors import (
     InvalidRequest,
@@ -19,6 +19,7 @@ from skerry.errors import (
 from skerry.node.config import Limits
 from skerry.spec.sandbox import SandboxSpec
 from skerry.wire.batch import BatchCreate, BatchEvent
+from waiting import until
 
 # -- streams --------------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from node_stand import FREE
 
 from skerry.node.config import Limits
 from skerry.node.server import protocol
 from skerry.testing.fake import FakeBackend
 from skerry.wire.http import OwnerWelcome
 
-FREE = {"memory_free_min_bytes": 0, "disk_free_min_bytes": 0}
 GET = b"GET %s HTTP/1.1\r\nhost: node\r\n\r\n"
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from node_stand import sandboxes_of, until
+from node_stand import FREE, sandboxes_of
 
 from skerry.node.config import Limits
 from skerry.spec.sandbox import SandboxSpec
-
-FREE = {"memory_free_min_bytes": 0, "disk_free_min_bytes": 0}
+from waiting import until
 
 
 async def test_batch_left_by_a_break_leaves_nothing_though_the_client_is_closed_at_once(

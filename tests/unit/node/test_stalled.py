@@ -16,6 +16,7 @@ from skerry.guest import files as guest_files
 from skerry.node import images as node_images
 from skerry.node.server import files as served_files
 from skerry.node.server.app import ROUTES, SOCKETS
+from waiting import until
 
 OP = "0123456789abcdef" * 2
 WORDS = (
@@ -42,14 +43,6 @@ async def stall() -> AsyncIterator[Stall]:
     yield one
     for writer in writers:
         writer.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came to hold")
 
 
 async def begun(api: Any, sid: str, **command: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from node_stand import FREE, nothing_left, sandboxes_of, settle, until
+from node_stand import FREE, nothing_left, sandboxes_of, settle
 
 from skerry.errors import (
     NotFound,
@@ -17,6 +17,7 @@ from skerry.node.config import Limits
 from skerry.node.gauges.readings import Readings
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import SandboxSpec
+from waiting import until
 
 
 async def test_create_waits_for_room_and_comes_in_when_there_is_some(stand) -> None:
