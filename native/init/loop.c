@@ -83,8 +83,8 @@ static void signals_ready(struct source *src, uint32_t events)
 	struct signalfd_siginfo info[8];
 
 	(void)events;
-	while (read(src->fd, info, sizeof(info)) > 0)
-		;
+	while (read(src->fd, info, sizeof(info)) == sizeof(info))
+		; /* fewer: no more */
 	child_pending = true;
 }
 

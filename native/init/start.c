@@ -212,9 +212,10 @@ static int status_make(struct op *op, struct launch *l)
 {
 	int fd[2], error = 0;
 
+	/* A report always has room: the child needs no end that waits. */
 	if (!op->pty)
-		error = pipe2(fd, O_CLOEXEC) ? -errno : 0;
-	else if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fd))
+		error = pipe2(fd, O_CLOEXEC | O_NONBLOCK) ? -errno : 0;
+	else if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fd))
 		error = -errno;
 	if (error)
 		return error;
@@ -223,7 +224,6 @@ static int status_make(struct op *op, struct launch *l)
 		close(fd[0]);
 		return -EMFILE;
 	}
-	fcntl(fd[0], F_SETFL, O_NONBLOCK);
 	source_open(&op->status, fd[0], status_ready);
 	return 0;
 }
