@@ -51,6 +51,7 @@ class Ending(msgspec.Struct, frozen=True, tag="ending", omit_defaults=True):
     state: State  # the one to come: stopped or failed
     reason: str | None = None
     delete: bool = False
+    lost: bool = False  # nobody inside is to blame
 
 
 class Handles(msgspec.Struct, frozen=True, tag="handles"):

@@ -138,7 +138,7 @@ def _lost(node: Node, sandbox: Sandbox, story: Story, reason: str) -> None:
     sandbox.end_error = OutcomeUnknown(reason)
     sandbox.state = State.FAILED
     try:
-        node.ledger.append(sandbox.id, ledger.Ending(State.FAILED, reason))
+        node.ledger.append(sandbox.id, ledger.Ending(State.FAILED, reason, lost=True))
     except StorageFailed as error:
         log.warning("the end of %s is not on record: %s", sandbox.id, error)
     _lose_pending(node, sandbox, story, reason)
@@ -166,6 +166,8 @@ async def _find(node: Node, sandbox: Sandbox, story: Story) -> tuple[Instance | 
 async def _end(node: Node, sandbox: Sandbox, story: Story, ending: ledger.Ending) -> None:
     """Finishes a destruction that was under way."""
     sandbox.reason = ending.reason
+    if ending.lost:
+        sandbox.end_error = OutcomeUnknown(ending.reason or "the sandbox ended")
     sandbox.state = State.FAILED if ending.state is State.FAILED else State.STOPPED
     _lose_pending(node, sandbox, story, ending.reason or "the sandbox ended")
     if ending.delete or sandbox.instance is not None:

@@ -65,6 +65,28 @@ async def test_end_of_a_node_that_keeps_nothing_is_the_platforms_doing(stand) ->
         assert "its node has ended" in told.message
 
 
+@pytest.mark.parametrize("how", ["host", "drain", "inside"])
+async def test_who_is_to_blame_is_remembered_over_restarts(stand, how) -> None:
+    """A request that comes late must not find the platform's fault turned into the sandbox's."""
+    async with stand.alive() as node:
+        sandbox = await node.lives.create(SandboxSpec())
+        if how == "drain":
+            node.lives.withdrawn(sandbox, "its node was drained")
+            await node.control.stop(sandbox, "its node was drained")
+        else:
+            kind = OutcomeUnknown if how == "host" else SandboxFailed
+            node.lives.fail(sandbox, "it died", kind("it died"))
+            async with asyncio.timeout(WITHIN_S):
+                while sandbox.has_instance:  # noqa: ASYNC110 - no event tells of it
+                    await asyncio.sleep(0)
+    for _ in range(2):
+        async with stand.alive() as again:
+            kept = again.sandboxes.get(sandbox.id)
+            with pytest.raises(SandboxFailed) as late:
+                await again.operations.run(kept, None, COMMAND)
+            assert is_lost(late.value) is (how != "inside")
+
+
 async def test_sandbox_that_broke_by_itself_is_to_blame(stand) -> None:
     async with stand.alive() as node:
         sandbox = await node.lives.create(SandboxSpec())

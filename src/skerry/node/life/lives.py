@@ -268,7 +268,8 @@ class Lives:
         """Returns when nothing of the instance is left; tried again later if the backend fails."""
         state = State.FAILED if sandbox.state is State.FAILED else State.STOPPED
         try:
-            self._ledger.append(sandbox.id, ledger.Ending(state, sandbox.reason, sandbox.deleting))
+            end = ledger.Ending(state, sandbox.reason, sandbox.deleting, sandbox.lost)
+            self._ledger.append(sandbox.id, end)
         except StorageFailed as error:
             # Freeing does not wait for a disk that it may free. A node that is killed now comes
             # back with a failed sandbox in place of this one.

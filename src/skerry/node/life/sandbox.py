@@ -192,14 +192,18 @@ class Sandbox:
             if waiter in self.waiters:
                 self.waiters.remove(waiter)
 
+    @property
+    def lost(self) -> bool:
+        """Whether its end was asked for, or is the host's doing: nobody inside is to blame."""
+        if self.end_error is None:
+            return self.state is not State.FAILED
+        return isinstance(self.end_error, OutcomeUnknown)
+
     def ended(self) -> SkerryError:
         """Returns the error for a request that comes too late."""
         fields = {"sandbox": self.id, "state": str(self.state)}
-        asked = self.end_error is None and self.state is not State.FAILED
-        if asked or isinstance(self.end_error, OutcomeUnknown):
-            fields["lost"] = (
-                "yes"  # ended from outside, or by the host: nobody inside can be blamed
-            )
+        if self.lost:
+            fields["lost"] = "yes"
         because = f": {self.reason}" if self.reason else ""
         return SandboxFailed(f"the sandbox is {self.state}{because}", **fields)
 
