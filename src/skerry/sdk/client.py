@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 
 from skerry.errors import InvalidRequest
 from skerry.sdk.embedded import RUN_DIR, STATE_DIR, OwnerConnection, find_or_start
@@ -58,12 +57,7 @@ class AsyncClient:
         self.images = AsyncImages(transport, self.sandboxes)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._owner is not None:
             await self._owner.close()
         if self._transport is not None:

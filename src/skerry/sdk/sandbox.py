@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
 
 from msgspec import UNSET, UnsetType
 
@@ -53,12 +52,7 @@ class AsyncSandbox:
     async def __aenter__(self) -> AsyncSandbox:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.destroy()
 
     async def info(self) -> SandboxInfo:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from types import TracebackType
 
 from skerry.sdk.running import Runner
 from skerry.sdk.transport import Transport
@@ -36,12 +35,7 @@ class AsyncSession:
     async def __aenter__(self) -> AsyncSession:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def run(
