@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,10 +28,14 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Runs the test on the loop of the standard library, and on the one of the sync face."""
 
+    async def guarded(values: dict[str, object]) -> None:
+        async with asyncio.timeout(30):  # what is not noticed would be waited for without end
+            await test(**values)
+
     @functools.wraps(test)
     def run(*, loop: Callable[[], asyncio.AbstractEventLoop], **values: object) -> None:
         with asyncio.Runner(loop_factory=loop) as runner:
-            runner.run(test(**values))
+            runner.run(guarded(values))
 
     parameters = [*inspect.signature(test).parameters.values()]
     loop = inspect.Parameter("loop", inspect.Parameter.KEYWORD_ONLY)
@@ -66,6 +72,13 @@ class Peer:
             self.writer.write(piece)
             await self.writer.drain()
             await asyncio.sleep(0)
+
+    def close_now(self, last: bytes = b"") -> None:
+        """Says this and closes the connection, before the client's loop gets to look."""
+        number = self.writer.get_extra_info("socket").fileno()
+        with socket.socket(fileno=os.dup(number)) as same:
+            same.send(last)
+            same.shutdown(socket.SHUT_RDWR)
 
     async def until_closed(self) -> None:
         while await self.reader.read(1 << 16):

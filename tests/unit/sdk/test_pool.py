@@ -17,6 +17,11 @@ from skerry.sdk.dial import Dialer
 from skerry.sdk.pool import Pool
 
 
+@pytest.fixture(autouse=True)
+def _none_is_idle_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE_S", 3600.0)
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -86,23 +91,44 @@ async def test_what_comes_unasked_ends_a_connection(tmp_path: Path) -> None:
 @on_both_loops
 async def test_kept_connection_that_the_node_has_closed_costs_nothing(tmp_path: Path) -> None:
     """It is seen before the request is sent, even if the loop has not been told."""
-    go = asyncio.Event()
+    go, closed = asyncio.Event(), asyncio.Event()
 
     async def act(peer: Peer) -> None:
         await peer.head()
         await peer.say(OK)
         await go.wait()
-        number = peer.writer.get_extra_info("socket").fileno()
-        with socket.socket(fileno=os.dup(number)) as same:
-            same.shutdown(socket.SHUT_RDWR)  # at once, and not by way of the loop
+        peer.close_now()
         closed.set()
 
-    closed = asyncio.Event()
     async with rogue(tmp_path, act, well) as server, pool_to(server) as connections:
         await connections.ask(GET, None, again=False)
         go.set()
         await closed.wait()
         assert await connections.ask(post(1), b"x", again=False) == (200, b"ok")
+        assert len(server.peers) == 2
+
+
+@on_both_loops
+async def test_why_a_kept_connection_was_closed_is_heard_though_writing_to_it_fails(
+    tmp_path: Path,
+) -> None:
+    go, closed = asyncio.Event(), asyncio.Event()
+
+    async def act(peer: Peer) -> None:
+        await peer.head()
+        await peer.say(OK)
+        await go.wait()
+        peer.close_now(b"HTTP/1.1 429 Too Many\r\nContent-Length: 3\r\n\r\nwhy")
+        closed.set()
+
+    async with rogue(tmp_path, act, well) as server, pool_to(server) as connections:
+        await connections.ask(GET, None, again=True)
+        (connection,) = connections._open
+        connection._transport.pause_reading()  # the loop would look first if it had the time
+        go.set()
+        await closed.wait()
+        assert await connections.ask(GET, None, again=True) == (429, b"why")
+        assert await connections.ask(GET, None, again=True) == (200, b"ok")
         assert len(server.peers) == 2
 
 
@@ -141,6 +167,7 @@ async def test_one_who_stops_waiting_leaves_no_answer_to_the_next(
         there.set()
         await go.wait()
         await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale")
+        await peer.until_closed()
 
     async with rogue(tmp_path, late, well) as server, pool_to(server) as connections:
         asking = asyncio.create_task(connections.ask(post(size), b"x" * size, again=True))

@@ -141,6 +141,21 @@ async def test_large_head_and_many_small_chunks_within_the_bounds_are_taken(tmp_
         assert await p.ask(GET, None, again=False) == (200, b"z" * 30_000)
 
 
+@pytest.mark.parametrize("framing", ["length", "chunks", "end"])
+@on_both_loops
+async def test_long_answer_arrives_whole(place: Path | None, framing: str) -> None:
+    body = os.urandom(9 << 20)
+    head, tail = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), b""
+    if framing == "chunks":
+        head, tail = CHUNKED + b"%x\r\n" % len(body), b"\r\n0\r\n\r\n"
+    elif framing == "end":
+        head = b"HTTP/1.1 200 OK\r\n\r\n"
+    async with rogue(place, saying(head, body, tail)) as server, pool_to(server) as pool:
+        assert await pool.ask(GET, None, again=False) == (200, body)
+        (connection,) = pool._open or [None]
+        assert connection is None or not connection._parts  # nobody holds on to it
+
+
 @on_both_loops
 async def test_long_body_is_sent_whole_while_others_are_served(place: Path | None) -> None:
     """What the other side does not take does not pile up, and the loop goes on."""
@@ -191,6 +206,22 @@ async def test_refusal_that_comes_early_is_the_answer(
         assert await pool.ask(post(size), b"x" * size, again=False) == (413, b"much")
         # Nothing is asked on a connection on which the rest is still to come.
         assert await pool.ask(GET, None, again=True) == (200, b"ok")
+
+
+@on_both_loops
+async def test_nothing_is_asked_behind_a_body_that_nobody_reads(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unary, "WHOLE_BYTES_MAX", 32 << 20)
+
+    async def act(peer: Peer) -> None:
+        await peer.head()
+        await peer.say(b"HTTP/1.1 413 Too Large\r\nContent-Length: 4\r\n\r\nmuch")
+        await asyncio.Event().wait()
+
+    async with rogue(place, act, well) as server, pool_to(server) as pool:
+        assert await pool.ask(post(32 << 20), b"x" * (32 << 20), again=False) == (413, b"much")
+        assert await pool.ask(GET, None, again=False) == (200, b"ok")
 
 
 @on_both_loops
