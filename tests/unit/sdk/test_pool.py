@@ -156,9 +156,10 @@ async def test_request_is_made_twice_only_if_it_may_and_nothing_was_said(
 
 
 @pytest.mark.parametrize("size", [10, 8 << 20])
+@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale", b""])
 @on_both_loops
 async def test_one_who_stops_waiting_leaves_no_answer_to_the_next(
-    tmp_path: Path, size: int
+    tmp_path: Path, size: int, said: bytes
 ) -> None:
     there, go = asyncio.Event(), asyncio.Event()
 
@@ -166,7 +167,7 @@ async def test_one_who_stops_waiting_leaves_no_answer_to_the_next(
         await peer.head()
         there.set()
         await go.wait()
-        await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale")
+        await peer.say(said)
         await peer.until_closed()
 
     async with rogue(tmp_path, late, well) as server, pool_to(server) as connections:

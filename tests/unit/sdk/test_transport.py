@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import socket
+import socketserver
+import threading
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 import aiohttp
 import pytest
+import uvloop
 from rogue import Peer, on_both_loops, rogue, saying
 
 from skerry.errors import InvalidRequest, Unavailable
@@ -199,22 +203,31 @@ async def test_body_arrives_as_it_was_and_no_proxy_of_the_environment_is_used(
 
 def test_transport_serves_loop_after_loop_and_keeps_nothing_of_them(tmp_path: Path) -> None:
     """Each loop has connections of its own, which end with it."""
-    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xc0"
-    transport = Transport("http://node", socket_path=str(tmp_path / "node.sock"))
+    ended: queue.Queue[None] = queue.Queue()
 
-    async def well(peer: Peer) -> None:
-        while True:
-            await peer.head()
-            await peer.say(answer)
+    class Node(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while line := self.rfile.readline():
+                if line == b"\r\n":
+                    self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xc0")
+            ended.put(None)
 
     async def use() -> None:
-        async with rogue(tmp_path, well) as server:
-            await asyncio.gather(*(transport.call("GET", "/v1/x") for _ in range(3)))
-            await transport.call("GET", "/v1/x")
-            assert len(server.peers) == 3
-            # Not closed here: the loop's end does.
+        await asyncio.gather(*(transport.call("GET", "/v1/x") for _ in range(3)))
+        await transport.call("GET", "/v1/x")  # and does not close it
 
-    for _ in range(3):
-        asyncio.run(use())
-        assert not transport._links
-        (tmp_path / "node.sock").unlink()
+    path = str(tmp_path / "node.sock")
+    with socketserver.ThreadingUnixStreamServer(path, Node) as server:
+        server.daemon_threads, server.block_on_close = True, False  # none is waited for at a fault
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        transport = Transport("http://node", socket_path=path)
+        try:
+            for run in (asyncio.run, uvloop.run, asyncio.run):
+                run(use())
+                assert not transport._links
+                for _ in range(3):
+                    ended.get(timeout=10)
+        finally:
+            server.shutdown()
+            serving.join()
