@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 
 from skerry.backends.api import Upper
 from skerry.errors import InvalidRequest
@@ -36,8 +36,11 @@ class Disk:
         """Gives an archive of what was added or modified at and below a path."""
         check_path(under)
         with sandbox.active_while(self._clock):
-            async with await self._snapshot(sandbox) as upper:
-                async for piece in self._images.diff_tar(upper, under):
+            async with (
+                await self._snapshot(sandbox) as upper,
+                aclosing(self._images.diff_tar(upper, under)) as pieces,
+            ):
+                async for piece in pieces:
                     yield piece
 
     async def commit(self, sandbox: Sandbox, body: CommitBody) -> LayerManifest:

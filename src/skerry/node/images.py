@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+import threading
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -155,11 +164,15 @@ class Images:
         """Returns what a sandbox wrote, by path."""
         return tuple(await self._call(lambda: self._library.diff(upper)))
 
-    async def diff_tar(self, upper: Upper, under: str) -> AsyncIterator[bytes]:
+    async def diff_tar(self, upper: Upper, under: str) -> AsyncGenerator[bytes]:
         """Gives an archive of what a sandbox wrote, in pieces of about 256 KiB."""
-        pieces = self._library.diff_tar(upper, under)
-        while piece := await self._call(lambda: _batch(pieces)):
-            yield piece
+        pieces = _Pieces(self._library.diff_tar(upper, under))
+        try:
+            while piece := await self._call(pieces.batch):
+                yield piece
+        finally:
+            # In a thread: the last to close a large file that was deleted takes as long as deleting it.
+            await asyncio.shield(asyncio.to_thread(pieces.close))
 
     async def commit(self, upper: Upper, name: str, exclude: Sequence[str]) -> LayerManifest:
         """Makes a layer of what a sandbox wrote."""
@@ -173,14 +186,29 @@ class Images:
             return await asyncio.to_thread(work)
 
 
-def _batch(pieces: Iterator[bytes]) -> bytes:
-    parts, total = [], 0
-    for piece in pieces:
-        parts.append(piece)
-        total += len(piece)
-        if total >= BATCH_BYTES:
-            break
-    return b"".join(parts)
+class _Pieces:
+    """An archive that is made piece by piece, for threads; a cancelled one may still be at it."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._turn = threading.Lock()
+
+    def batch(self) -> bytes:
+        """Returns the next BATCH_BYTES or so; b"" at the end."""
+        parts, total = [], 0
+        with self._turn:
+            for piece in self._pieces:
+                parts.append(piece)
+                total += len(piece)
+                if total >= BATCH_BYTES:
+                    break
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Closes what is open, after the piece that is under way."""
+        with self._turn:
+            if isinstance(self._pieces, Generator):
+                self._pieces.close()
 
 
 class _ChunkReader:
