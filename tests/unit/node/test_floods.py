@@ -193,6 +193,43 @@ async def test_thousand_headers_are_refused(stand, dial) -> None:
         assert (status, b"head" in body) == (422, True)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /v1/health HTTP/1.1\r\nhost: x\r\na: b\r\n c\r\n\r\n",
+        b"POST /v1/sandboxes HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/sandboxes HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
+    ],
+    ids=["TLS", "a folded line", "a negative length", "two lengths"],
+)
+async def test_what_is_no_http_is_answered_with_a_typed_error(stand, dial, said) -> None:
+    async with stand.serving() as (node, _):
+        raw = await dial(node)
+        await raw.send(said)
+        status, body = await raw.answer()
+        assert status == 400
+        told = msgspec.json.decode(body)
+        assert (told["code"], told["fault"]) == ("invalid", "caller")
+        await healthy(node, dial)
+
+
+async def test_nonsense_behind_a_request_is_not_answered_in_the_midst_of_its_answer(
+    stand, dial
+) -> None:
+    async with stand.serving() as (node, api):
+        sid = await api.create()
+        raw = await dial(node)
+        await raw.send(
+            f"GET /v1/sandboxes/{sid}/files/watch?path=/ HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+        )
+        await raw.reader.readuntil(b"\r\n\r\n")
+        await raw.send(b"nonsense\r\n\r\n")
+        rest = await raw.ended()
+        assert b"HTTP/1.1" not in rest
+        await healthy(node, dial)
+
+
 async def test_huge_body_is_refused_before_it_is_sent(stand, dial) -> None:
     async with stand.serving() as (node, _):
         raw = await dial(node)

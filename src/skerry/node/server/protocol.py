@@ -169,12 +169,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer = None
         self._cut(f"head: not complete within {self._bounds.head_within_s:g} s")
 
+    def send_400_response(self, msg: str) -> None:
+        """Answers to what is no HTTP, in the envelope of all errors."""
+        self._end(b"400 Bad Request", msg.rstrip("."))
+
     def _cut(self, why: str) -> None:
+        self._bounds.cut += 1
+        self._end(b"408 Request Timeout", why)
+
+    def _end(self, status: bytes, why: str) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # an answer is under way: nothing can be said in its midst
-            return
-        self._bounds.cut += 1
-        self._refuse(b"408 Request Timeout", InvalidRequest(why))
+        else:
+            self._refuse(status, InvalidRequest(why))
 
     def _too_many(self) -> Overloaded:
         self._bounds.refused += 1
