@@ -194,7 +194,7 @@ def _foreign(
     if not places:
         return set(), set()
     told = {p.pid: _arguments(p) for p in processes.values() if _is_skerry(p)}
-    launchers = {pid for pid, words in told.items() if words & set(places)}
+    launchers = {pid for pid, words in told.items() if _is_below(words, places)}
     ours = _descendants(processes, {os.getpid()} | launchers)
     alive = {p.pid for p in processes.values()} - {1}
     heads, prefixes = set(), set()
@@ -217,6 +217,10 @@ def _foreign(
             name = line.rpartition(":")[2].split("/")[1]
             prefixes |= {f"/{name}"} if name.startswith("skerry-") else set()
     return strangers, prefixes
+
+
+def _is_below(words: set[str], places: tuple[str, ...]) -> bool:
+    return any(f"{word}/".startswith(f"{place}/") for word in words for place in places)
 
 
 def _arguments(process: Process) -> set[str]:

@@ -63,10 +63,17 @@ def test_another_skerry_is_told_from_ours_by_its_arguments():
         return Process(pid, 1, 1, command)
 
     table = {
-        (p.pid, p.start): p for p in (spawn(2**22 + 1, "/run/ours"), spawn(2**22 + 2, "/run/other"))
+        (p.pid, p.start): p
+        for p in (
+            spawn(2**22 + 1, "/run/ours"),
+            spawn(2**22 + 2, "/run/other"),
+            # as they are: below the run directory of a node that has died
+            spawn(2**22 + 3, "/run/ours/container"),
+            spawn(2**22 + 4, "/run/ours-too/container"),
+        )
     }
     strangers, prefixes = census._foreign(table, ("/run/ours",))
-    assert strangers == {2**22 + 2}
+    assert strangers == {2**22 + 2, 2**22 + 4}
     assert "/run/other" in prefixes
     assert census._foreign(table, ()) == (set(), set())
 
