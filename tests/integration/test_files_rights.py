@@ -135,10 +135,13 @@ async def test_times_before_1970_and_far_ahead_survive_both_ways(box, tmp_path):
     for number, time_ns in enumerate(times):
         (source / str(number)).write_text("x")
         os.utime(source / str(number), ns=(time_ns, time_ns))
+        (source / f"link{number}").symlink_to("nowhere")
+        os.utime(source / f"link{number}", ns=(time_ns, time_ns), follow_symlinks=False)
     await box.files.upload(source, "/srv/t")
     assert (await box.run("stat -c %Y /srv/t/1")).text == "-86401\n"
     await box.files.download("/srv/t", tmp_path / "out")
-    came = [Path(tmp_path, "out", str(number)).stat().st_mtime_ns for number in range(4)]
-    assert came == list(times)
+    for name in ("", "link"):
+        came = [Path(tmp_path, "out", f"{name}{n}").lstat().st_mtime_ns for n in range(4)]
+        assert came == list(times)
     await box.files.utime("/srv/t/0", mtime=-3.25)
     assert (await box.files.stat("/srv/t/0")).mtime == -3.25

@@ -89,6 +89,9 @@ class _Tree:
             os.unlink(name, dir_fd=place)
         if member.kind == b"2":
             os.symlink(member.link, name, dir_fd=place)
+            if abs(member.mtime_ns) < _TIME_NS_MAX:
+                times = (member.mtime_ns, member.mtime_ns)
+                os.utime(name, ns=times, dir_fd=place, follow_symlinks=False)
         elif member.kind == b"1":
             source = _parts(member.link)
             if not source:
