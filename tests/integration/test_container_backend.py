@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import subprocess
 import tempfile
 from pathlib import Path
@@ -82,6 +83,18 @@ async def test_two_hundred_creates_at_once_all_live(backend):
     await asyncio.gather(*(instance.destroy() for instance in instances))
     backend.parts.slots.check_invariants()
     assert not backend.parts.instances
+
+
+async def test_idle_agents_have_few_page_tables(backend):
+    """What an agent has written lies together (native/Makefile); spread over its tables it took 52."""
+    instances = await asyncio.gather(*(backend.create(request()) for _ in range(9)))
+    for box in map(Box, instances):
+        await box.connect()
+        await box.disconnect()
+    files = [Path(f"/proc/{instance.facts.pid}/status") for instance in instances]
+    kib = [int(file.read_text().partition("VmPTE:")[2].split()[0]) for file in files]
+    await asyncio.gather(*(instance.destroy() for instance in instances))
+    assert 0 < statistics.median(kib) <= 44, kib  # the median: places are random
 
 
 async def test_instances_outlive_a_killed_launcher(backend):
