@@ -36,13 +36,45 @@ async def test_a_number_that_no_field_can_hold_is_the_callers_fault() -> None:
         await Transport("http://node").call("POST", "/v1/x", body={"size": 1 << 64})
 
 
-async def test_no_time_limit_of_the_client_is_shorter_than_a_commands() -> None:
+async def hours_pass(hours: float) -> None:
+    """Every timer of this loop that is due within that time goes off now, and what it wakes runs."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(0)  # who was only just begun sets its own timer
+    clock, ahead = loop.time, hours * 3600.0
+    loop.time = lambda: clock() + ahead  # type: ignore[method-assign]
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "streamed"])
+async def test_no_time_limit_of_the_client_is_shorter_than_a_commands(whole: bool) -> None:
     """There is none at all once a connection is made (report 9) (report 10)."""
-    transport = Transport("http://node")
-    limits = transport.session().timeout
-    assert (limits.total, limits.sock_read, limits.connect) == (None, None, None)
-    assert transport.session().connector.limit == 0  # type: ignore[union-attr]
-    await transport.close()
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await answer.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n\xa2ok")
+        await writer.drain()
+        writer.close()
+
+    async def ask(transport: Transport) -> bytes | str | None:
+        if whole:
+            return await transport.call("GET", "/v1/x", str)
+        return b"".join([piece async for piece in transport.receive("GET", "/v1/x")])
+
+    async with await asyncio.start_server(late, "127.0.0.1", 0) as server:
+        transport = Transport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        asking = asyncio.create_task(ask(transport))
+        await asked.wait()
+        control = asyncio.create_task(asyncio.sleep(3600.0))  # a limit would go off like this
+        await hours_pass(7 * 24)
+        assert control.done()
+        assert not asking.done()
+        answer.set()
+        assert await asking in ("ok", b"\xa2ok")
+        await transport.close()
 
 
 def test_a_loops_connections_end_with_it() -> None:
