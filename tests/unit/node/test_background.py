@@ -341,6 +341,28 @@ async def test_pause_holds_the_agents_timers_and_ours(stand, tmp_path) -> None:
         await node.lives.delete(sandbox)
 
 
+async def test_running_command_is_found_again_after_a_day(stand) -> None:
+    """(report 62) Nothing of it, and nothing of its reader, has a time limit of its own."""
+    from node_stand import ManualClock
+
+    stand.clock = ManualClock()
+    async with stand.alive() as node:
+        sandbox = await node.lives.create(SandboxSpec(idle_timeout_s=60))
+        first = await node.operations.view(sandbox, OP, CommandSpec(shell="echo begun; sleep 600"))
+        await settle(60)
+        first.close()  # its client goes away
+        for _ in range(24):
+            await stand.clock.advance(3600)
+        assert (await node.operations.status(sandbox, OP, 0.0)).state == "running"
+        again = await node.operations.view(sandbox, OP, None, since=(0, 0), positions=True)
+        events = aiter(again)
+        assert (await anext(events)).stdout == b"begun\n"
+        node.operations.cancel(sandbox, OP)
+        assert (await again.result()).cancelled
+        again.close()
+        await node.lives.delete(sandbox)
+
+
 async def test_hold_is_said_again_after_a_lost_connection(stand) -> None:
     async with stand.alive() as node:
         sandbox = await node.lives.create(SandboxSpec())
