@@ -74,7 +74,9 @@ class Runner:
     async def stream(self, spec: CommandSpec) -> AsyncGenerator[StreamEvent]:
         """Yields its output as it comes, then its result; leaving early ends it inside.
 
-        A lost connection is repaired: the command goes on meanwhile, and is never run twice.
+        A lost connection is repaired: the command goes on meanwhile, and is never run twice. Of more
+        output than is kept (`output_limit`) that came meanwhile the middle is missing: the result says
+        `truncated`.
         """
         op = secrets.token_hex(16)
         finished = False
