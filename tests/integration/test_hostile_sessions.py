@@ -50,12 +50,15 @@ async def test_trace_of_a_script_tells_nothing_of_its_driver(box, shell):
 
 
 async def test_shell_that_may_not_answer_any_more_ends_and_is_told_so(box):
-    """`set -r` forbids redirections: without an answer the command would never end."""
+    """`set -r` forbids redirections: a script that never ran must not look as if it had failed."""
     async with await box.session() as session:
         for script, code in (("set -r; exit 3", 3), ("set -r; false", 1)):
             result = await session.run(script, timeout=WITHIN_S)
             assert (result.exit_code, result.session_reset) == (code, True)
             assert not result.timed_out
+        assert (await session.run("set -r; true")).ok
+        never_run = await session.run("echo lost")
+        assert (never_run.ok, never_run.session_reset) == (False, True)
         assert (await session.run("echo back")).text == "back\n"
 
 

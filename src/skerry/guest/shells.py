@@ -85,6 +85,10 @@ exit
 _IN_BASH: Final = (
     ('@ read -r __skerry_n <"$__skerry_g"', '@ read -r -u "${__skerry_g##*/}" __skerry_n'),
     ('__skerry_p" >|"$__skerry_a"', '__skerry_p" >&"${__skerry_a##*/}"'),
+    (  # a restricted shell (`set -r`) may run no script any more: it must not look as if one failed
+        "__skerry_r=$?\n@ echo",
+        '__skerry_r=$?\ncase $__skerry_r$- in [1-9]*r*) exit "$__skerry_r" ;; esac\n@ echo',
+    ),
     (
         '\n__skerry_status "$__skerry_r" && :',
         '\ncase $__skerry_r in 0) ;; *) __skerry_status "$__skerry_r" && : ;; esac',
