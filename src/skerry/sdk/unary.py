@@ -21,7 +21,8 @@ from skerry.spec.limits import MIB
 
 HEAD_BYTES_MAX = 64 << 10  # of an answer, interim ones (1xx) and trailers included
 BODY_BYTES_MAX = 256 * MIB  # twice what a result can be, with the most output that is kept
-WHOLE_BYTES_MAX = 256 << 10  # are written at once; more of it would hold up the loop
+WHOLE_BYTES_MAX = 256 << 10  # are written at once; more would hold up the loop, and goes in
+PIECE_BYTES = 64 << 10  # pieces of this: larger ones leave holes in the node's heap
 
 Answer = tuple[int, bytes]  # status and body
 
@@ -90,8 +91,8 @@ class Connection(asyncio.Protocol):
         self._whole = False
         self._transport.write(head)
         view = memoryview(body)
-        for at in range(0, len(view), WHOLE_BYTES_MAX):
-            self._transport.write(view[at : at + WHOLE_BYTES_MAX])
+        for at in range(0, len(view), PIECE_BYTES):
+            self._transport.write(view[at : at + PIECE_BYTES])
             await asyncio.sleep(0)
             if self._room is not None:
                 await self._room
