@@ -18,7 +18,7 @@
 enum {
 	PAGE_LARGEST = 1 << 16,
 	ENDS_BY_MS = 1,	    /* as most commands do: so long only the end is waited for */
-	STARTED_BY_MS = 20, /* nobody waits for STARTED alone */
+	STARTED_BY_MS = 100, /* nobody waits for STARTED alone, and many run at once */
 };
 
 struct clone3_args {
