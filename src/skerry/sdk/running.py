@@ -75,8 +75,8 @@ class Runner:
         """Yields its output as it comes, then its result; leaving early ends it inside.
 
         A lost connection is repaired: the command goes on meanwhile, and is never run twice. Of more
-        output than is kept (`output_limit`) that came meanwhile the middle is missing: the result says
-        `truncated`.
+        output than is kept (`output_limit`) that came meanwhile the middle is missing: pieces say `at`
+        which offset of their stream they begin from then on, and a jump tells.
         """
         op = secrets.token_hex(16)
         finished = False
