@@ -113,3 +113,8 @@ def __getattr__(name: str) -> object:
     value: object = getattr(import_module(home), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """Names the lazy ones too, so that a prompt completes them."""
+    return sorted({*globals(), *__all__})

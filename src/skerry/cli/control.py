@@ -106,7 +106,8 @@ def drain(
 ) -> None:
     """Empty a node: it takes no new sandboxes, and those that live finish.
 
-    Without --grace or --now they may take as long as they want. A restart of the node ends it.
+    Without --grace or --now they may take as long as they want. A restart of
+    the node goes on with it.
     """
     if (undo or show) and (grace is not None or now):
         raise InvalidRequest("--grace and --now belong to a drain that begins")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from skerry.aio import Sandbox
 
 _REMOTE = re.compile(r"(s[a-z2-7]{9,20}):(.*)", re.DOTALL)
+ID_HINT = "before :PATH an ID has ten characters or more: see `skerry ls`"
 NOTES_SHOWN = 20
 Progress = Callable[[int], None]
 
@@ -70,7 +71,7 @@ def cp(app: App, /, *, source: str, target: str, user: str | None) -> None:
     """  # noqa: D301 - \b tells click to keep the lines
     here, there = place(source), place(target)
     if (here.sandbox is None) == (there.sandbox is None):
-        raise InvalidRequest("cp: exactly one side must be ID:PATH")
+        raise InvalidRequest("cp: exactly one side must be ID:PATH", hint=ID_HINT)
 
     async def work() -> int:
         async with app.client() as client:

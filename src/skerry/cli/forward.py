@@ -40,7 +40,13 @@ def target_of(text: str) -> tuple[int, str, int]:
 @click.argument("sandbox_id", metavar="ID", shell_complete=complete_sandbox)
 @click.argument("ports", metavar="PORTS")
 @click.option("-R", "--reverse", is_flag=True, help="PORTS is PORT[:[HOST:]TARGET], from inside.")
-@click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on here.")
+@click.option(
+    "--bind",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address to listen on here.",
+)
 @click.pass_obj
 def forward(app: App, /, *, sandbox_id: str, ports: str, reverse: bool, bind: str) -> None:
     """Reach a port inside from here, until Ctrl-C. PORTS is [LOCAL:]PORT.

@@ -47,7 +47,9 @@ def suite_of(name: str) -> str | None:
 
 @image.command()
 @click.argument("name", required=False)
-@click.option("--suite", help="Base from this Debian suite (bookworm, trixie, ...).")
+@click.option(
+    "--suite", metavar="SUITE", help="Base from this Debian suite (bookworm, trixie, ...)."
+)
 @click.option("--package", "packages", multiple=True, metavar="NAME", help="With --suite: add it.")
 @click.option("--refresh", is_flag=True, help="With --suite: fetch again what is in the cache.")
 @click.option("--from", "base", metavar="IMAGE", help="Run the steps on this base.")
@@ -60,7 +62,14 @@ def suite_of(name: str) -> str | None:
 @click.option("--step", "steps", multiple=True, metavar="LINE", help="Shell line; repeatable.")
 @click.option("-e", "--env", type=pair, multiple=True, metavar="NAME=VALUE", help="For the steps.")
 @click.option("--memory", default="2GiB", show_default=True, metavar="SIZE", help="For the steps.")
-@click.option("--timeout", type=seconds, default="30m", show_default=True, help="Of each step.")
+@click.option(
+    "--timeout",
+    type=seconds,
+    default="30m",
+    show_default=True,
+    metavar="TIME",
+    help="Of each step.",
+)
 @click.option("-f", "--file", "path", metavar="FILE", help="Build file [skerry.toml].")
 @click.pass_obj
 def build(
@@ -167,7 +176,13 @@ def _show_made(app: App, made: LayerManifest) -> None:
 @image.command("import")
 @click.argument("name")
 @click.argument("source", metavar="FILE.tar|DIR|-")
-@click.option("--prefix", default="/", show_default=True, help="Where a directory's content goes.")
+@click.option(
+    "--prefix",
+    default="/",
+    show_default=True,
+    metavar="DIR",
+    help="Where a directory's content goes.",
+)
 @click.pass_obj
 def import_(app: App, /, *, name: str, source: str, prefix: str) -> None:
     """Make a layer of a tar file (plain, gzip, xz), of a directory, or of a tar on stdin."""

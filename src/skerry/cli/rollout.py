@@ -46,7 +46,13 @@ def downloads() -> Downloads:
               help="Rollouts for each task and policy.")  # fmt: skip
 @click.option("--concurrency", type=click.IntRange(1), help="Rollouts at a time [2 a core].")
 @click.option("--model", metavar="URL", help="A model behind an OpenAI-compatible endpoint.")
-@click.option("--model-name", metavar="NAME", default="default", show_default=True)
+@click.option(
+    "--model-name",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    help="What that endpoint calls it.",
+)
 @click.option("--turns", type=click.IntRange(1), default=50, show_default=True,
               help="Of the model, in one rollout.")  # fmt: skip
 @click.option("--api-key-env", metavar="NAME", help="Environment variable with the model's key.")

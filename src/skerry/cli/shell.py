@@ -19,7 +19,11 @@ LOGIN = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -
 
 @click.command(cls=SkerryCommand, carries_status=True)
 @click.argument("sandbox_id", metavar="[ID]", required=False, shell_complete=complete_sandbox)
-@click.option("--image", help="Make a new sandbox of this image, removed when the shell ends.")
+@click.option(
+    "--image",
+    metavar="IMAGE",
+    help="Make a new sandbox of this image, removed when the shell ends.",
+)
 @sandbox_options
 @click.option(
     "-e", "--env", type=pair, multiple=True, metavar="NAME=VALUE", help="Environment variable."

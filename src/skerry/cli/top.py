@@ -43,9 +43,29 @@ KEYS: dict[str, Callable[[Row], Any]] = {
 
 
 @click.command(cls=SkerryCommand)
-@click.option("--sort", type=click.Choice(tuple(KEYS)), default="cpu", show_default=True)
-@click.option("--interval", type=seconds, default="2", show_default=True, metavar="TIME")
-@click.option("--label", "labels", type=pair, multiple=True, metavar="NAME=VALUE")
+@click.option(
+    "--sort",
+    type=click.Choice(tuple(KEYS)),
+    default="cpu",
+    show_default=True,
+    help="What comes first.",
+)
+@click.option(
+    "--interval",
+    type=seconds,
+    default="2",
+    show_default=True,
+    metavar="TIME",
+    help="Between readings.",
+)
+@click.option(
+    "--label",
+    "labels",
+    type=pair,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Only with this label.",
+)
 @click.option("--once", is_flag=True, help="One table of all of them, then end.")
 @click.pass_obj
 def top(
@@ -108,7 +128,9 @@ async def _watch(
                 table.add_column(title, justify=justify, no_wrap=True, min_width=least)
             for row in shown:
                 table.add_row(*map(str, row))
-            live.update(Group(*map(Text, totals(now, rows)), table), refresh=True)
+            # A long line is cut: wrapped, it would push the table out of a small terminal.
+            head = (Text(line, no_wrap=True, overflow="ellipsis") for line in totals(now, rows))
+            live.update(Group(*head, table), refresh=True)
             before = now
 
 

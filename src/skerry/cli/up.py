@@ -18,7 +18,7 @@ from skerry.backends.shared import proc
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
 from skerry.cli.words import plural
-from skerry.errors import Conflict, SkerryError, Unavailable
+from skerry.errors import Conflict, InvalidRequest, SkerryError, Unavailable
 from skerry.wire.http import Health
 
 START_WITHIN_S = 60.0
@@ -50,9 +50,13 @@ def up(
 
     Without it every client finds or starts an embedded node, which ends when nobody uses it.
     """
+    if destroy and not stop:
+        raise InvalidRequest("--destroy goes with --stop", hint="run `skerry up --stop --destroy`")
     if stop:
         app.wait_for(lambda: stop_node(app, destroy=destroy))
         return
+    from skerry.node.config import tcp_address
+
     if os.geteuid() != 0:
         raise Unavailable("a node needs root", hint="run `sudo skerry up`")
     health = app.wait_for(lambda: answering(app))
@@ -65,6 +69,8 @@ def up(
         app.note("it runs already")
         describe(app, health, None, None)
         return
+    if listen:
+        tcp_address(listen)  # a mistake is told here, not in the log of a node that did not start
     if listen and not token_file:
         token_file = make_token(app.settings.state)
     health = app.wait_for(lambda: start_node(app, listen, token_file, config, zram))
@@ -103,6 +109,7 @@ async def start_node(
     argv += ["--zram", zram] if zram else []
     app.note("starting a node")
     with log.open("ab") as output:
+        before = output.tell()
         process = subprocess.Popen(  # noqa: ASYNC220 - a fork, once
             argv,
             stdin=subprocess.DEVNULL,
@@ -118,8 +125,17 @@ async def start_node(
         await asyncio.sleep(POLL_S)
     if process.poll() is None:
         process.terminate()
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-    raise Unavailable(f"the node did not start; its log {log} ends with:\n{tail}")
+    raise Unavailable(
+        f"the node did not start; its log {log} ends with:\n{logged_since(log, before)}"
+    )
+
+
+def logged_since(log: Path, offset: int) -> str:
+    """Returns the last lines of what was logged after `offset`, where this node began."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(offset if offset <= size else 0)  # it may have been turned over
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-LOG_LINES:])
 
 
 async def stop_node(app: App, *, destroy: bool) -> None:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import click
 
 from skerry.cli.app import App
-from skerry.cli.copy import place
+from skerry.cli.copy import ID_HINT, place
 from skerry.cli.group import SkerryCommand
 from skerry.cli.words import shown
 from skerry.errors import InvalidRequest
@@ -26,7 +26,7 @@ def watch(app: App, /, *, where: str, recursive: bool, user: str | None) -> None
     there = place(where)
     sandbox_id = there.sandbox
     if sandbox_id is None:
-        raise InvalidRequest("watch: the place must be ID:PATH")
+        raise InvalidRequest("watch: the place must be ID:PATH", hint=ID_HINT)
 
     async def work() -> None:
         async with app.client() as client:

@@ -18,6 +18,8 @@ from typing import IO, Protocol, cast
 
 from skerry.errors import ImageBroken
 
+_NO_TAR = "this is no tar archive, or it is damaged (a header's checksum is wrong)"
+_NO_TAR_HINT = "give a tar (plain, gzip, bzip2, xz)"
 _HEADER_BYTES_MAX = 1 << 20  # of one pax header or GNU long name
 _XZ_MEMORY_MAX = 256 << 20
 _CHUNK = 1 << 18
@@ -208,11 +210,14 @@ def _number(raw: bytes, what: str) -> int:
 
 
 def _parse(block: bytes) -> Member:
-    stored = _number(block[148:156], "the checksum")
+    try:
+        stored = _number(block[148:156], "the checksum")
+    except ImageBroken:
+        raise ImageBroken(_NO_TAR, hint=_NO_TAR_HINT) from None
     plain = block[:148] + b" " * 8 + block[156:]
     signed = sum(byte - 256 if byte > 127 else byte for byte in plain)
     if stored not in (sum(plain), signed):
-        raise ImageBroken("this is no tar archive, or it is damaged (a header's checksum is wrong)")
+        raise ImageBroken(_NO_TAR, hint=_NO_TAR_HINT)
     name = block[:100].split(b"\0")[0]
     kind = block[156:157]
     prefix = block[345:500].split(b"\0")[0]

@@ -63,6 +63,9 @@ class AsyncClient:
         if self._transport is not None:
             await self._transport.close()
 
+    def __repr__(self) -> str:
+        return f"<Client of {self._url or self._run_dir}>"
+
     async def health(self) -> Health:
         """Returns the node's own view of itself."""
         return await self._open().call("GET", "/v1/health", Health, repeatable=True)
@@ -95,9 +98,9 @@ class AsyncClient:
 
 
 def _transport_of(url: str, token: str | None) -> Transport:
-    if url.startswith("unix://"):
+    if isinstance(url, str) and url.startswith("unix://"):
         return Transport("http://node", socket_path=url.removeprefix("unix://"), token=token)
-    if not url.startswith(("http://", "https://")):
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise InvalidRequest(
             f"{url!r} is no node's address: write http://HOST:PORT or unix:///PATH"
         )

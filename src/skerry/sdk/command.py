@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from skerry.errors import SkerryError
+from skerry.errors import InvalidRequest, SkerryError
 from skerry.sdk.follow import follow
 from skerry.sdk.stream import LiveCommand
 from skerry.sdk.transport import Transport
+from skerry.sdk.typed import typed
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.wire.http import OpStatus, SignalBody, StdinTaken, StreamEvent
 
@@ -62,7 +63,7 @@ class AsyncCommandHandle:
 
     async def signal(self, number: int) -> None:
         """Sends a signal to every process of it; nothing if it has ended."""
-        await self._transport.call("POST", f"{self._root}/signal", body=SignalBody(number))
+        await self._transport.call("POST", f"{self._root}/signal", body=typed(SignalBody(number)))
 
     async def kill(self) -> None:
         """Ends every process of it, however they were started; its result then says cancelled."""
@@ -75,6 +76,8 @@ class AsyncCommandHandle:
         One handle is the only writer: another one would begin where this one has come to.
         """
         raw = data.encode() if isinstance(data, str) else data
+        if not isinstance(raw, bytes | bytearray | memoryview):
+            raise InvalidRequest("input is bytes or a text")
         async with self._lock():
             for at in range(0, len(raw), SEND_BYTES):
                 await self._feed(raw[at : at + SEND_BYTES], eof=False)

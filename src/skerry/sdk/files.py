@@ -9,6 +9,8 @@ from contextlib import aclosing
 from errno import EINVAL
 from pathlib import Path
 
+import msgspec
+
 from skerry.errors import FileRefused, InvalidRequest
 from skerry.sdk.file_events import receive_events, watch_events
 from skerry.sdk.holes import WORTH, may_have_holes
@@ -22,6 +24,7 @@ from skerry.sdk.transfer import (
     unpack_tree,
 )
 from skerry.sdk.transport import Transport
+from skerry.sdk.typed import wrong_type
 from skerry.spec.files import FileInfo, FileType, TreeUsage, WatchEvent
 from skerry.wire.files import file_op, info_from_wire
 
@@ -382,7 +385,10 @@ class AsyncFiles:
 
     async def _op(self, op: str, path: str, to: str | None = None, **fields: object) -> Entries:
         given = {name: value for name, value in fields.items() if value is not None}
-        body = file_op(op, path, to, **given)
+        try:
+            body = file_op(op, path, to, **given)
+        except msgspec.ValidationError as error:
+            raise wrong_type(error) from None
         found = await self._transport.call("POST", f"{self._root}/files/op", Entries, body=body)
         return [info_from_wire(info) for info in found]
 

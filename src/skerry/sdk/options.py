@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 from skerry.errors import InvalidRequest
-from skerry.sdk.typed import typed
+from skerry.sdk.typed import listed, typed
 from skerry.spec.limits import parse_bytes
 from skerry.spec.sandbox import CpuClass, OnIdle, SandboxSpec
 
@@ -63,10 +63,7 @@ def spec_of(
     fields: dict[str, Any] = {
         f"{name}_s" if name in _SECONDS else name: value for name, value in options.items()
     }
-    for name in _LISTS:
-        if isinstance(names := fields.get(name), str):
-            raise InvalidRequest(f"{name} is a list: write {name}=[{names!r}]")
-    fields |= {name: tuple(fields[name]) for name in _LISTS if name in fields}
+    fields |= {name: listed(name, fields[name]) for name in _LISTS if name in fields}
     fields |= {name: fields[name] or {} for name in ("env", "labels") if name in fields}
     if "memory" in fields:
         fields["memory_bytes"] = parse_bytes(fields.pop("memory"), "memory")

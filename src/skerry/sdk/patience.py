@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from skerry.errors import Overloaded
+from skerry.errors import InvalidRequest, Overloaded
 from skerry.spec.limits import CREATE_WAIT_MAX_S
 
 WAIT_S = 30.0  # by default
@@ -22,6 +22,8 @@ class Patience:
     """The time that one call has for waiting, from its beginning."""
 
     def __init__(self, wait_s: float) -> None:
+        if not isinstance(wait_s, int | float):
+            raise InvalidRequest("wait is a number of seconds")
         self._loop = asyncio.get_running_loop()
         self._end = self._loop.time() + max(0.0, wait_s)
 

@@ -18,6 +18,7 @@ from skerry.sdk.running import Command, Runner, command_of
 from skerry.sdk.session import AsyncSession
 from skerry.sdk.stream import LiveCommand
 from skerry.sdk.transport import Transport, encode
+from skerry.sdk.typed import listed, typed
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change
 from skerry.spec.layers import LayerManifest
@@ -99,7 +100,7 @@ class AsyncSandbox:
 
         `ttl` counts from now. None takes a deadline away, as it does a label of that name.
         """
-        change = SandboxChange(ttl_s=ttl, idle_timeout_s=idle_timeout, labels=labels or {})
+        change = typed(SandboxChange(ttl_s=ttl, idle_timeout_s=idle_timeout, labels=labels or {}))
         return await self._transport.call("PATCH", self._root, SandboxInfo, body=change)
 
     async def wait(self, state: State = State.STOPPED, *, timeout: float = 3600.0) -> SandboxInfo:  # noqa: ASYNC109
@@ -321,7 +322,7 @@ class AsyncSandbox:
     async def signal(self, op_id: str, number: int) -> None:
         """Sends a signal to every process of a running operation."""
         await self._transport.call(
-            "POST", f"{self._root}/ops/{op_id}/signal", body=SignalBody(number)
+            "POST", f"{self._root}/ops/{op_id}/signal", body=typed(SignalBody(number))
         )
 
     async def cancel(self, op_id: str) -> None:
@@ -353,7 +354,7 @@ class AsyncSandbox:
         Open connections that are no longer allowed are cut. Variables for a service that is newly
         allowed are set for commands that start from then on.
         """
-        body = NetworkBody(network=tuple(entries))
+        body = NetworkBody(network=listed("network", entries))
         path = f"{self._root}/network"
         return await self._transport.call("PUT", path, NetworkView, body=body, repeatable=True)
 

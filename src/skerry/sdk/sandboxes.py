@@ -207,8 +207,11 @@ class AsyncSandboxes:
         found = [info.id for info in await self.list() if info.id.startswith(beginning)]
         if len(found) == 1 and beginning:
             return found[0]
-        what = f"begins the ids of {len(found)} sandboxes" if found else "begins no sandbox's id"
-        raise NotFound(f"{beginning[:64]!r} {what}")
+        if not found or not beginning:
+            raise NotFound(f"there is no sandbox {beginning[:64]!r}")
+        raise NotFound(
+            f"{beginning[:64]!r} begins the ids of {len(found)} sandboxes: write more of it"
+        )
 
     async def list(
         self,

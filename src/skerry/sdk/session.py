@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
+from skerry.errors import InvalidRequest
 from skerry.sdk.running import Runner
 from skerry.sdk.transport import Transport
 from skerry.spec.command import CommandSpec, RunResult
@@ -88,6 +89,8 @@ class AsyncSession:
         no_output_timeout: float | None,
         output_limit: int,
     ) -> CommandSpec:
+        if not isinstance(script, str):
+            raise InvalidRequest("a session runs shell lines: give a text")
         return CommandSpec(
             shell=script,
             session=self.id,

@@ -1099,6 +1099,7 @@ class Client:
 
     def __init__(self, inner: _client.AsyncClient) -> None:
         self._inner = inner
+        self._closed = False
         self._portal = Portal()
         try:
             self._portal.call(inner.__aenter__())
@@ -1108,6 +1109,9 @@ class Client:
         self._portal.before_exit(lambda: inner.__aexit__(None, None, None))
         self.sandboxes = Sandboxes(self._portal, inner.sandboxes)
         self.images = Images(self._portal, inner.images)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
 
     def health(self) -> Health:
         """Returns the node's own view of itself."""
@@ -1130,7 +1134,10 @@ class Client:
         return self._portal.call(self._inner.drain_state())
 
     def close(self) -> None:
-        """Gives up what the client holds; its undetached sandboxes on an embedded node end."""
+        """Gives up what the client holds; its undetached sandboxes on an embedded node end; once."""
+        if self._closed:
+            return
+        self._closed = True
         try:
             self._portal.call(self._inner.__aexit__(None, None, None))
         finally:

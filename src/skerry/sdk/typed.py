@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
@@ -14,8 +15,21 @@ T = TypeVar("T", bound=msgspec.Struct)
 def typed(spec: T) -> T:
     """Returns the spec; InvalidRequest names a field whose value is not of its type."""
     try:
-        return msgspec.convert(msgspec.structs.asdict(spec), type(spec))
+        given = msgspec.structs.asdict(spec).items()
+        return msgspec.convert({k: v for k, v in given if v is not msgspec.UNSET}, type(spec))
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        name = where.rstrip("`").removesuffix("_s")  # ttl= and timeout= are in seconds
-        raise InvalidRequest(f"{name}: {what[:1].lower()}{what[1:]}") from None
+        raise wrong_type(error) from None
+
+
+def wrong_type(error: msgspec.ValidationError) -> InvalidRequest:
+    """Returns the error that names the field as a caller gave it."""
+    what, _, where = str(error).partition(" - at `$.")
+    name = where.rstrip("`").removesuffix("_s")  # ttl= and timeout= are in seconds
+    return InvalidRequest(f"{name}: {what[:1].lower()}{what[1:]}")
+
+
+def listed(name: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names; InvalidRequest for a single text, which would be taken letter by letter."""
+    if isinstance(names, str):
+        raise InvalidRequest(f"{name} is a list: write {name}=[{names!r}]")
+    return tuple(names)

@@ -59,7 +59,9 @@ def parse_layer_name(text: str, default_kind: LayerKind | None = None) -> LayerN
         )
     name, colon, tag = name.partition(":")
     if _NAME.fullmatch(name) is None or (colon and _TAG.fullmatch(tag) is None):
-        raise InvalidRequest(f"{text!r} is no layer name: write kind/name[:tag]")
+        raise InvalidRequest(
+            f"{text!r} is no layer name: write kind/name[:tag], the name of a-z, 0-9, and ._-/ between"
+        )
     return LayerName(kind, name, tag if colon else "latest", digest if at else None)
 
 

@@ -18,7 +18,7 @@ from skerry.cli.features import FEATURES, feature_checks
 from skerry.cli.findings import Check
 from skerry.cli.holdings import Holdings, Thing
 from skerry.cli.machine import Machine
-from skerry.cli.up import make_token
+from skerry.cli.up import logged_since, make_token
 from skerry.errors import Conflict
 from skerry.node import registry
 from skerry.node.config import NodeConfig
@@ -259,6 +259,23 @@ def test_a_token_is_made_once_and_is_the_owners_alone(tmp_path: Path) -> None:
     assert len(text.strip()) >= 32
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert Path(make_token(state)).read_text() == text
+
+
+def test_up_refuses_what_cannot_be_meant_before_it_starts_anything(tmp_path: Path) -> None:
+    refused = invoke(FakeClient(), "up", "--destroy")
+    assert refused.exit_code == 125
+    assert "--destroy goes with --stop" in refused.stderr
+
+
+def test_a_node_that_did_not_start_is_told_by_its_own_lines(tmp_path: Path) -> None:
+    log = tmp_path / "node.log"
+    log.write_text("a node of before\n")
+    before = log.stat().st_size
+    with log.open("a") as file:
+        file.write("the reason\n")
+    assert logged_since(log, before) == "the reason"
+    log.write_text("turned over\n")
+    assert logged_since(log, 1000) == "turned over"
 
 
 def test_the_guide_names_every_command_and_every_key_of_the_configuration() -> None:

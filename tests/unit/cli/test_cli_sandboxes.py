@@ -123,6 +123,11 @@ def test_cp_wants_exactly_one_side_inside(sides: tuple[str, str]) -> None:
     assert invoke(None, "cp", *sides).exit_code == 125
 
 
+@pytest.mark.parametrize("words", [("cp", f"{ONE[:6]}:/a", "b"), ("watch", f"{ONE[:6]}:/a")])
+def test_an_id_that_is_too_short_before_a_path_is_told_so(words: tuple[str, ...]) -> None:
+    assert "ten characters or more" in invoke(None, *words).stderr
+
+
 def test_cp_of_a_file_goes_into_a_directory_or_to_a_name(tmp_path: Path) -> None:
     source = tmp_path / "f.txt"
     source.write_text("hello")

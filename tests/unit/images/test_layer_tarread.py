@@ -157,6 +157,12 @@ def test_sparse_archive_of_gnu_tar_is_refused(tmp_path: Path) -> None:
             assert kinds == [b"S"]
 
 
+def test_what_is_no_archive_at_all_is_told_so() -> None:
+    with pytest.raises(ImageBroken, match="this is no tar archive") as caught:
+        read(b"# A text, as long as a header is.\n" * 40)
+    assert "give a tar" in caught.value.fields["hint"]
+
+
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_any_damage_gives_members_or_image_broken(data: st.DataObject) -> None:

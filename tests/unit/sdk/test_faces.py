@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -17,13 +17,21 @@ import pytest
 
 import skerry
 from skerry.errors import Conflict, InvalidRequest, Unavailable
+from skerry.sdk.client import AsyncClient
+from skerry.sdk.command import AsyncCommandHandle
 from skerry.sdk.options import spec_of
+from skerry.sdk.patience import Patience
 from skerry.sdk.portal import Portal
 from skerry.sdk.running import command_of
+from skerry.sdk.sandbox import AsyncSandbox
+from skerry.sdk.session import AsyncSession
 from skerry.sdk.stream import events_of
+from skerry.sdk.transport import Transport
 from skerry.spec.command import RunResult
-from skerry.spec.sandbox import SandboxSpec
-from skerry.wire.http import ErrorBody, StreamEvent
+from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
+from skerry.spec.session import SessionSpec
+from skerry.wire.http import ErrorBody, OpStatus, StreamEvent
+from skerry.wire.sessions import SessionInfo
 
 ROOT = Path(__file__).parents[3]
 
@@ -171,6 +179,58 @@ def test_a_value_of_a_wrong_type_is_told_by_name(
         command_of(command, **more)  # type: ignore[arg-type]
     for good in ("ls", ["ls", "-l"], ("ls",)):
         assert command_of(good).check()
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda sb: sb.run(3), "shell line"),
+        (lambda sb: sb.files.chmod("/a", "640"), "^mode: expected"),
+        (lambda sb: sb.set_network("pypi"), r"network is a list: write network=\['pypi'\]"),
+        (lambda sb: sb.signal("ab" * 16, "TERM"), "^signal: expected `int`"),
+        (lambda sb: sb.extend(ttl="10m"), "^ttl: expected `float"),
+        (lambda sb: sb.update(labels={"a": 1}), "^labels"),
+    ],
+)
+async def test_a_value_of_a_wrong_type_is_refused_before_it_is_sent(
+    call: Callable[[AsyncSandbox], Awaitable[object]], told: str
+) -> None:
+    nowhere = Transport("http://node", socket_path="/nowhere", token=None)
+    info = SandboxInfo(id="s" + "a" * 20, state=State.RUNNING, spec=SandboxSpec())
+    try:
+        with pytest.raises(InvalidRequest, match=told):
+            await call(AsyncSandbox(nowhere, info))
+    finally:
+        await nowhere.close()
+
+
+async def test_a_session_and_an_open_input_say_what_they_take() -> None:
+    nowhere = Transport("http://node", socket_path="/nowhere", token=None)
+    known = SessionInfo(id="s", spec=SessionSpec(), shell="bash", created=1.0)
+    session = AsyncSession(nowhere, "/v1/sandboxes/x", known)
+    handle = AsyncCommandHandle(
+        nowhere, "/v1/sandboxes/x", OpStatus(op_id="ab" * 16, state="running")
+    )
+    try:
+        with pytest.raises(InvalidRequest, match="give a text"):
+            await session.run(["ls"])  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="bytes or a text"):
+            await handle.send(5)  # type: ignore[arg-type]
+    finally:
+        await nowhere.close()
+
+
+async def test_waiting_and_addresses_of_a_wrong_type_are_told() -> None:
+    with pytest.raises(InvalidRequest, match="number of seconds"):
+        Patience("x")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="no node's address"):
+        async with AsyncClient(5):  # type: ignore[arg-type]
+            pass
+
+
+def test_lazy_names_are_listed_for_completion() -> None:
+    code = "import skerry, sys; sys.exit(not set(skerry.__all__) <= set(dir(skerry)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_sync_face_is_what_the_generator_writes() -> None:

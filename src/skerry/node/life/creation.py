@@ -65,7 +65,9 @@ class Creation:
         backend = self._backends.get(spec.backend)
         if backend is None:
             names = ", ".join(sorted(self._backends))
-            raise InvalidRequest(f"backend: {spec.backend[:80]!r} is none of {names}")
+            raise InvalidRequest(
+                f"backend: {spec.backend[:80]!r} is none of {names} (an image is image=)"
+            )
         holder = Holder(tenant, owner, spec.labels.get(JOB_LABEL))
         owner = self._owners.admit(owner, detached=spec.detached)
         admission, wall, monotonic = self._admission, self._clock.wall(), self._clock.monotonic()
