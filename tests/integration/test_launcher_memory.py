@@ -152,8 +152,9 @@ def test_stop_overtakes_and_the_launcher_goes_on_answering(launcher, swap):
 def test_workers_are_bounded_and_leave_no_descriptor(launcher, swap):
     launcher.start("a", 0)
     before = launcher.descriptors()
-    with Holder(launcher.group(0) / "w", 30):
-        replies = launcher.ask(*[plan.Reclaim(instance="a", bytes=ALL) for _ in range(24)])
+    with Holder(launcher.group(0) / "w", 100):
+        # More than can be taken while the others are asked for.
+        replies = launcher.ask(*[plan.Reclaim(instance="a", bytes=ALL) for _ in range(96)])
         refused = [reply.failure.errno for reply in replies if reply.failure is not None]
         assert set(refused) <= {errno.EAGAIN}
         assert len(refused) >= 1

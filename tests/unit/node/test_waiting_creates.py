@@ -142,7 +142,7 @@ async def test_beginning_of_an_id_finds_the_one_sandbox_that_has_it(stand) -> No
         for beginning, told in (
             (one.id[:differ], "ids of 2 sandboxes"),
             ("nope", "no sandbox"),
-            ("", "ids of 2 sandboxes"),
+            ("", "no sandbox"),
         ):
             with pytest.raises(NotFound, match=told):
                 await sandboxes.get(beginning)
