@@ -31,6 +31,13 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def labels_option(told: str) -> Callable[[F], F]:
+    """Returns the option --label, which may be given again; `labels` holds the pairs."""
+    return click.option(
+        "--label", "labels", type=pair, multiple=True, metavar="NAME=VALUE", help=told
+    )
+
+
 def seconds(text: str) -> float:
     """Returns the seconds, above 0, of a duration like 90, 1.5s, 300ms, 10m, 2h."""
     match = _DURATION.fullmatch(str(text).strip())
@@ -163,9 +170,7 @@ def sandbox_options(function: F) -> F:
                 metavar="ENTRY[,ENTRY...]",
                 help="What it may reach: pypi, example.org, *.example.org:8443 [nothing].",
             ),
-            click.option(
-                "--label", "labels", type=pair, multiple=True, metavar="NAME=VALUE", help="Label."
-            ),
+            labels_option("Label."),
             click.option(
                 "--wait",
                 type=seconds_or_none,

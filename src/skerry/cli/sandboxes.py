@@ -10,7 +10,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
-from skerry.cli.options import complete_sandbox, pair
+from skerry.cli.options import complete_sandbox, labels_option
 from skerry.cli.words import age, size
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.spec.limits import CPU_WEIGHT
@@ -27,14 +27,7 @@ ENDED = ("stopped", "failed")
 
 @click.command(cls=SkerryCommand)
 @click.option("-a", "--all", "everything", is_flag=True, help="Stopped and failed ones too.")
-@click.option(
-    "--label",
-    "labels",
-    type=pair,
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Only with this label.",
-)
+@labels_option("Only with this label.")
 @click.option("--state", type=click.Choice(STATES), help="Only in this state.")
 @click.pass_obj
 def ls(
@@ -158,9 +151,7 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
 @click.command(cls=SkerryCommand)
 @click.argument("ids", metavar="ID...", nargs=-1, shell_complete=complete_sandbox)
 @click.option("--all", "everything", is_flag=True, help="All sandboxes of the node.")
-@click.option(
-    "--label", "labels", type=pair, multiple=True, metavar="NAME=VALUE", help="All with this label."
-)
+@labels_option("All with this label.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before --all.")
 @click.pass_obj
 def rm(

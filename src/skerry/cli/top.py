@@ -13,7 +13,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
-from skerry.cli.options import pair, seconds
+from skerry.cli.options import labels_option, seconds
 from skerry.cli.words import age, plural, size
 
 if TYPE_CHECKING:
@@ -58,14 +58,7 @@ KEYS: dict[str, Callable[[Row], Any]] = {
     metavar="TIME",
     help="Between readings.",
 )
-@click.option(
-    "--label",
-    "labels",
-    type=pair,
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Only with this label.",
-)
+@labels_option("Only with this label.")
 @click.option("--once", is_flag=True, help="One table of all of them, then end.")
 @click.pass_obj
 def top(
