@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import tempfile
 
 import pytest
@@ -12,6 +13,15 @@ from live_node import LiveNode
 from skerry.testing.rootfs import container_reason
 
 pytest_plugins = ["skerry.testing.pytest_plugin"]
+
+
+def pytest_configure() -> None:
+    """Lets what the tests start be interrupted: a shell starts a job behind `&` with SIGINT ignored.
+
+    Programs inherit that, and rightly keep it; a test that interrupts one would wait for ever.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
