@@ -12,7 +12,8 @@
     │   │   ├── FileDenied        the user has no right to it: the caller's fault
     │   │   └── DiskFull          the sandbox's own disk, or its quota, is full
     │   ├── PortRefused           nothing answers on a port inside (fields: errno, port)
-    │   └── ImageBroken           a layer is damaged or unusable
+    │   └── ImageBroken           a layer, or what is to become one, is unusable
+    │       └── LayerDamaged      what is stored is not what its digest says: the platform's fault
     ├── PlatformError             Skerry or its machines are at fault; safe to try again
     │   ├── Overloaded            an admission limit answered (fields: limit, retry_after_s)
     │   ├── Unavailable           node, launcher or backend cannot be reached or used
@@ -144,6 +145,18 @@ class ImageBroken(SandboxError):
     http_status = 422
 
 
+class LayerDamaged(ImageBroken):
+    """Stored bytes of a layer are not those that its digest names; fields: `digest`, maybe `chunk`.
+
+    The store, its disk or the way from there is at fault, not who uses the layer.
+    """
+
+    code = "layer_damaged"
+    fault = Fault.PLATFORM
+    http_status = 503
+    retryable = True
+
+
 class PlatformError(SkerryError):
     """Skerry or the machines under it are at fault; the request may be tried again."""
 
@@ -203,6 +216,7 @@ BY_CODE: dict[str, type[SkerryError]] = {
         DiskFull,
         PortRefused,
         ImageBroken,
+        LayerDamaged,
         PlatformError,
         Overloaded,
         Unavailable,

@@ -65,19 +65,42 @@ def parse_layer_name(text: str, default_kind: LayerKind | None = None) -> LayerN
     return LayerName(kind, name, tag if colon else "latest", digest if at else None)
 
 
+class MountMode(StrEnum):
+    """How the bytes of a mounted layer are checked (decision 30)."""
+
+    TRUSTED = "trusted"  # the kernel reads the store in place; checked at publication and by scrub
+    VERIFIED = "verified"  # each chunk is checked when it is first read
+
+
 class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the store knows of a layer. `digest` is the sha256 of the metadata blob."""
+    """What the store knows of a layer. `digest` is the sha256 of the metadata blob.
+
+    Version 2 knows data blobs. `data_digest` is the content digest of `skerry.images.chunks`; the
+    metadata blob holds it too, so that `digest` stands for every byte. Without it the metadata
+    blob is the whole layer.
+    """
 
     name: str  # kind/name:tag
     digest: str
-    size_bytes: int
+    size_bytes: int  # of the metadata blob
     created: str  # RFC 3339, UTC
     creator: str  # "debian", "import", "directory", "commit", "build"
     data_digest: str | None = None  # of the data blob, where metadata and data are apart
     recipe: dict[str, str] = {}
-    compression: str = "none"
+    compression: str = "none"  # inside the metadata blob, by EROFS
     files: int = 0
     version: int = 1
+    data_bytes: int = 0  # of the content of the data blob
+    data_codec: str = "none"  # how the data blob is stored: none, zstd
+    stored_bytes: int = 0  # of the data blob as it is stored
+    parents: tuple[
+        str, ...
+    ] = ()  # digests of the layers below when it was made: a hint, lowest first
+
+    @property
+    def total_bytes(self) -> int:
+        """What the layer takes in the store."""
+        return self.size_bytes + self.stored_bytes
 
 
 class LayerFile(msgspec.Struct, frozen=True):
@@ -86,7 +109,8 @@ class LayerFile(msgspec.Struct, frozen=True):
     id: str
     digest: str
     path: str
-    device: str | None = None
+    device: str | None = None  # the data blob, for layers that have one
+    mode: MountMode = MountMode.TRUSTED
 
 
 class RootfsPlan(msgspec.Struct, frozen=True):
