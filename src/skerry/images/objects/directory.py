@@ -1,0 +1,291 @@
+"""Objects in a directory: a local disk, or any POSIX file system that several hosts share.
+
+It keeps to what 3FS, NFS, CephFS, Lustre, JuiceFS and SeaweedFS all have: a temporary file in the
+directory of its target, fsync, then link() (which refuses an existing name, on the server) or
+rename() (which replaces at once). No locks, no renameat2, no extended attributes, no holes, no
+device nodes. Directories are made when needed and never removed: on a shared file system nobody
+could tell that an empty one is not about to be used.
+
+    ROOT/PART/.../NAME           an object
+    ROOT/PART/.../.part-RANDOM   an upload under way, or broken off; never listed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from skerry.errors import ImageBroken, NotFound, StorageFailed
+from skerry.images.objects.api import Stat, check_key, check_prefix
+from skerry.images.objects.mounts import file_system, is_local
+from skerry.images.scratch import CHUNK_BYTES, storage_errors
+
+_T = TypeVar("_T")
+_PART = ".part-"
+SHARED_LAG_S = 30.0  # 3FS caches entries and attributes that long, NFS does up to 60 by default
+NFS_LAG_S = 60.0
+_GONE = {errno.ENOENT, errno.ESTALE, errno.ENOTDIR}
+_NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF}
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
+# Another file system, too many names, or a source that we may read but not link.
+_NOT_LINKED = _NO_LINKS | {errno.EXDEV, errno.EMLINK, errno.EACCES}
+
+
+class DirectoryObjects:
+    """Objects below `root`, which is made if it is not there.
+
+    Raises StorageFailed if the directory cannot be used.
+    """
+
+    def __init__(self, root: str, *, lag_s: float | None = None) -> None:
+        self.root = root
+        self.where = root
+        with storage_errors(f"opening the store {root}"):
+            os.makedirs(root, mode=0o755, exist_ok=True)
+        self.lag_s = _lag_of(root) if lag_s is None else lag_s
+
+    def put_file(self, key: str, path: str) -> bool:
+        """Links the file in if it lies on the same file system, else copies it."""
+        target = self._path(key)
+        with storage_errors(f"storing {key} in {self.root}"):
+            os.chmod(path, 0o444)
+            _sync(path)
+            try:
+                return _into(target, lambda: _link(path, target))
+            except OSError as error:
+                if error.errno not in _NOT_LINKED:
+                    raise
+            return self._write(target, _pieces(path), 0o444, replace=False)
+
+    def put_bytes(self, key: str, data: bytes, *, replace: bool) -> bool:
+        """Writes a temporary file and gives it its name."""
+        with storage_errors(f"storing {key} in {self.root}"):
+            return self._write(self._path(key), iter((data,)), 0o644, replace=replace)
+
+    def get(self, key: str, max_bytes: int) -> bytes | None:
+        """Reads a small file."""
+        with storage_errors(f"reading {key} in {self.root}"):
+            try:
+                with open(self._path(key), "rb", buffering=0) as file:
+                    data = _pread(file.fileno(), 0, max_bytes + 1)
+            except OSError as error:
+                if error.errno in _GONE:
+                    return None
+                raise
+        if len(data) > max_bytes:
+            raise ImageBroken(f"{key} in {self.root} is larger than {max_bytes} bytes")
+        return data
+
+    def read(self, key: str, offset: int, length: int) -> bytes:
+        """Reads a part of a file."""
+        with storage_errors(f"reading {key} in {self.root}"):
+            try:
+                with open(self._path(key), "rb", buffering=0) as file:
+                    return _pread(file.fileno(), offset, length)
+            except OSError as error:
+                if error.errno in _GONE:
+                    raise NotFound(f"there is no {key} in {self.root}") from error
+                raise
+
+    def stat(self, key: str) -> Stat | None:
+        """Asks for one file."""
+        with storage_errors(f"looking at {key} in {self.root}"):
+            try:
+                return _stat(os.stat(self._path(key), follow_symlinks=False))
+            except OSError as error:
+                if error.errno in _GONE:
+                    return None
+                raise
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Stat]]:
+        """Walks the directories."""
+        check_prefix(prefix)
+        pending = [prefix]
+        while pending:
+            below = pending.pop()
+            for entry in self._entries(below):
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(f"{below}{entry.name}/")
+                elif (found := self._seen(entry)) is not None:
+                    yield below + entry.name, found
+
+    def delete(self, key: str) -> None:
+        """Unlinks the file; on a local disk a mount of it keeps working."""
+        with storage_errors(f"removing {key} in {self.root}"):
+            try:
+                os.unlink(self._path(key))
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+
+    def local_path(self, key: str) -> str | None:
+        """Returns where the file lies."""
+        return self._path(key)
+
+    def sweep(self, older_than_s: float) -> int:
+        """Removes temporary files that nobody has written to for that long, by the store's clock."""
+        swept, pending = 0, [""]
+        now = self._now()
+        while pending:
+            below = pending.pop()
+            for entry in self._entries(below):
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(f"{below}{entry.name}/")
+                elif entry.name.startswith(_PART):
+                    found = self._seen(entry)
+                    if found is not None and now - found.modified > older_than_s:
+                        with contextlib.suppress(FileNotFoundError), storage_errors("sweeping"):
+                            os.unlink(entry.path)
+                        swept += 1
+        return swept
+
+    # --- inner parts ---
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self.root, check_key(key))
+
+    def _entries(self, below: str) -> Sequence[os.DirEntry[str]]:
+        with storage_errors(f"listing {self.root}/{below}"):
+            try:
+                with os.scandir(os.path.join(self.root, below)) as entries:
+                    return list(entries)
+            except OSError as error:
+                if error.errno in _GONE:
+                    return []
+                raise
+
+    def _seen(self, entry: os.DirEntry[str]) -> Stat | None:
+        with storage_errors(f"looking at {entry.path}"):
+            try:
+                return _stat(entry.stat(follow_symlinks=False))
+            except OSError as error:
+                if error.errno in _GONE:
+                    return None
+                raise
+
+    def _now(self) -> float:
+        """Returns the time by the clock that stamps this directory's files."""
+        with storage_errors(f"writing to {self.root}"):
+            part = os.path.join(self.root, f"{_PART}{secrets.token_hex(8)}")
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                return os.fstat(fd).st_mtime
+            finally:
+                os.close(fd)
+                os.unlink(part)
+
+    def _write(self, target: str, pieces: Iterator[bytes], mode: int, *, replace: bool) -> bool:
+        part = os.path.join(os.path.dirname(target), f"{_PART}{secrets.token_hex(8)}")
+
+        def make() -> int:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            return os.open(part, flags, mode)
+
+        fd = _into(target, make)
+        try:
+            try:
+                for piece in pieces:
+                    _write_all(fd, piece)
+                os.fsync(fd)
+            finally:
+                os.close(fd)  # a network file system may report a full disk only here
+            if not replace:
+                return self._link_part(part, target)
+            os.rename(part, target)
+            _sync_directory(os.path.dirname(target))
+            return True
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+
+    def _link_part(self, part: str, target: str) -> bool:
+        try:
+            return _link(part, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise StorageFailed(
+                f"the store {self.root} lies on a file system without hard links "
+                f"({file_system(self.root).kind}): it needs them",
+                errno=error.errno,
+            ) from error
+
+
+def _into(target: str, work: Callable[[], _T]) -> _T:
+    """Does something in the target's directory, which is made if it is not there."""
+    try:
+        return work()
+    except FileNotFoundError:
+        directory = os.path.dirname(target)
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+        _sync_directory(os.path.dirname(directory))
+        return work()
+
+
+def _link(source: str, target: str) -> bool:
+    """Gives a file a second name; False if that is taken. The server decides, no cached entry."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    _sync_directory(os.path.dirname(target))
+    return True
+
+
+def _pieces(path: str) -> Iterator[bytes]:
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(CHUNK_BYTES):
+            yield piece
+
+
+def _write_all(fd: int, piece: bytes) -> None:
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _pread(fd: int, offset: int, length: int) -> bytes:
+    parts = []
+    while length and (part := os.pread(fd, length, offset)):
+        parts.append(part)
+        offset += len(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def _stat(found: os.stat_result) -> Stat | None:
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    version = f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+    return Stat(found.st_size, found.st_mtime, version)
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(path: str) -> None:
+    """Makes names durable; a file system that has no such call does so by itself."""
+    try:
+        _sync(path)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise
+
+
+def _lag_of(root: str) -> float:
+    kind = file_system(root).kind
+    if is_local(kind):
+        return 0.0
+    return NFS_LAG_S if kind.startswith("nfs") else SHARED_LAG_S
