@@ -105,7 +105,8 @@ class ImageLibrary:
         """Returns where the blobs are; of equal blobs only the topmost stays."""
         layers = []
         above: set[str] = set()
-        for manifest in reversed(manifests):
+        mounted = [layer for manifest in manifests for layer in manifest.layers()]
+        for manifest in reversed(mounted):
             if manifest.digest not in above:
                 above.add(manifest.digest)
                 layers.append(self._layer_file(manifest))
@@ -153,8 +154,7 @@ class ImageLibrary:
                 for one in tuple(self.store.manifests())
                 if (one.name, one.digest) not in current and one.digest not in in_use
             )
-            known = {one.digest for one in self.store.manifests()}
-            known |= {one.data_digest for one in self.store.manifests() if one.data_digest}
+            known = self._needed()
             orphans = [
                 blob.digest
                 for blob in self.store.list()
@@ -307,8 +307,11 @@ class ImageLibrary:
             manifest = next((one for one in found if one.name.startswith(same)), None)
         if manifest is None:
             raise self._not_found(name)
-        if not self.store.has(manifest.digest):
-            raise ImageBroken(f"{manifest.name}: its blob {manifest.digest} is gone from the store")
+        for layer in manifest.layers():
+            if not self.store.has(layer.digest):
+                raise ImageBroken(
+                    f"{manifest.name}: its blob {layer.digest} is gone from the store"
+                )
         return manifest
 
     def _not_found(self, name: LayerName) -> NotFound:
@@ -330,13 +333,12 @@ class ImageLibrary:
             if self.store.tag(name) == manifest.digest:
                 self.store.delete_tag(name)
             self.store.delete_manifest(name, manifest.digest)
-            digests |= {manifest.digest} | (
-                {manifest.data_digest} if manifest.data_digest else set()
-            )
-        kept = {one.digest for one in self.store.manifests()}
-        kept |= {one.data_digest for one in self.store.manifests() if one.data_digest}
-        for digest in digests - kept:
+            digests |= manifest.blobs()
+        for digest in digests - self._needed():
             self.store.delete(digest)
+
+    def _needed(self) -> set[str]:
+        return {digest for one in self.store.manifests() for digest in one.blobs()}
 
 
 def _new_name(text: str) -> LayerName:

@@ -212,11 +212,12 @@ class Files:
         link = await self._lives.ensure_running(sandbox)
         client = await link.ready()
         absolute = all(path.startswith("/") for path in paths)
-        place = "/" if absolute else sandbox.spec.workdir
+        inside = sandbox.inside_spec
+        place = "/" if absolute else inside.workdir
         return GuestFiles(
             client,
             lambda: (self._handles.new(sandbox), secrets.token_bytes(16)),
-            user=os.fsencode(user or sandbox.spec.user),
+            user=os.fsencode(user or inside.user or "root"),
             cwd=os.fsencode(place) if place else None,
         )
 

@@ -14,14 +14,14 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from skerry.backends.api import Upper
 from skerry.errors import InvalidRequest
 from skerry.guest.files import STALL_S
 from skerry.node.clock import Clock
 from skerry.spec.files import Change
-from skerry.spec.layers import LayerManifest, RootfsPlan
+from skerry.spec.layers import ImageConfig, LayerManifest, RootfsPlan, composed_config
 from skerry.spec.sandbox import SandboxSpec
 
 T = TypeVar("T")
@@ -77,6 +77,14 @@ class Library(Protocol):
         """Makes a layer of what was written."""
 
 
+class Environment(NamedTuple):
+    """What a sandbox is composed of."""
+
+    plan: RootfsPlan
+    digests: tuple[str, ...]  # of its layers, lowest first
+    config: ImageConfig
+
+
 class Images:
     """The library, for the event loop. `in_use` names the digests that must stay."""
 
@@ -94,24 +102,25 @@ class Images:
         self._threads = asyncio.Semaphore(threads_max)
         # An import waits for its client, and must keep nobody waiting but other imports.
         self._import_threads = ThreadPoolExecutor(threads_max, "import")
-        self._plans: dict[tuple[str, ...], tuple[float, RootfsPlan, tuple[str, ...]]] = {}
+        self._plans: dict[tuple[str, ...], tuple[float, Environment]] = {}
 
-    async def plan(self, spec: SandboxSpec) -> tuple[RootfsPlan, tuple[str, ...]]:
-        """Returns a sandbox's root file system and its layers' digests, lowest first."""
+    async def plan(self, spec: SandboxSpec) -> Environment:
+        """Returns a sandbox's root file system, its layers' digests, and what they set."""
         names = (spec.image, *spec.layers)
         known = self._plans.get(names)
         now = self._clock.monotonic()
         if known is not None and now - known[0] < PLAN_FRESH_S:
-            return known[1], known[2]
-        plan, digests = await asyncio.to_thread(self._plan, names)
+            return known[1]
+        environment = await asyncio.to_thread(self._plan, names)
         if len(self._plans) >= PLANS_MAX:
             self._plans.clear()
-        self._plans[names] = (now, plan, digests)
-        return plan, digests
+        self._plans[names] = (now, environment)
+        return environment
 
-    def _plan(self, names: tuple[str, ...]) -> tuple[RootfsPlan, tuple[str, ...]]:
+    def _plan(self, names: tuple[str, ...]) -> Environment:
         manifests = self._library.resolve(names)
-        return self._library.plan(manifests), tuple(one.digest for one in manifests)
+        digests = tuple(one.digest for one in manifests)
+        return Environment(self._library.plan(manifests), digests, composed_config(manifests))
 
     async def list_all(self) -> tuple[LayerManifest, ...]:
         """Returns all layers, by name."""

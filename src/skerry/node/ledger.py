@@ -18,6 +18,7 @@ import msgspec
 from skerry.backends.api import Record as InstanceRecord
 from skerry.errors import Bug
 from skerry.spec.command import CommandSpec, RunResult
+from skerry.spec.layers import ImageConfig
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.spec.session import SessionSpec
 from skerry.trajectory.journal import Journal, Position
@@ -36,6 +37,7 @@ class Began(msgspec.Struct, frozen=True, tag="began", omit_defaults=True):
     digests: tuple[str, ...]
     created: float
     owner: str | None = None
+    image: ImageConfig = ImageConfig()  # what its layers set
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):

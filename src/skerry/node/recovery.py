@@ -97,6 +97,7 @@ def _sandbox(
         node.clock.monotonic(),
         owner=began.owner,
         asked=None if story.changed is None else began.spec,
+        image=began.image,
         create_ms=made.create_ms,
         handle_next=story.handle_top,
         handle_top=story.handle_top,

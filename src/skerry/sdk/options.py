@@ -20,7 +20,7 @@ class SandboxOptions(TypedDict, total=False):
     image="debian:12", layers=(): names (`kind/name[:tag]`) or digests.
     cpu=1.0 (cores), cpu_class="latency-sensitive" or "best-effort", cpu_weight=100, cpu_burst=0.0.
     memory="1GiB", disk=None (no limit of its own): texts or bytes; pids=512, nofile=4096.
-    env={}, user="root", workdir=None (the user's home), hostname="skerry".
+    env={}, user=None, workdir=None (the image's; else root, the user's home), hostname="skerry".
     network=(): loopback only.
     idle_timeout=None, ttl=None: seconds; on_idle="stop" or "pause".
     labels={}; detached=False (else it outlives an embedded node's client); priority=0 (-10 to 10;

@@ -7,6 +7,7 @@ A layer is named `kind/name[:tag][@sha256:...]` (decision 24); `image="debian:12
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -72,6 +73,34 @@ class MountMode(StrEnum):
     VERIFIED = "verified"  # each chunk is checked when it is first read
 
 
+class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an image says of how to run in it. Sandboxes take env, workdir and user as defaults.
+
+    The other fields are kept for whoever looks, and for a push. `user` is a name, a number, or
+    `uid:gid`.
+    """
+
+    env: dict[str, str] = {}
+    workdir: str | None = None
+    user: str | None = None
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+
+    def over(self, below: ImageConfig) -> ImageConfig:
+        """Returns both together: this one's values win, name by name in env and labels."""
+        # As docker does it: who sets an entry point does not want the command of below.
+        cmd = self.cmd if self.cmd or self.entrypoint else below.cmd
+        return ImageConfig(
+            below.env | self.env,
+            self.workdir or below.workdir,
+            self.user or below.user,
+            self.entrypoint or below.entrypoint,
+            cmd,
+            below.labels | self.labels,
+        )
+
+
 class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the store knows of a layer. `digest` is the sha256 of the metadata blob.
 
@@ -96,11 +125,31 @@ class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     parents: tuple[
         str, ...
     ] = ()  # digests of the layers below when it was made: a hint, lowest first
+    config: ImageConfig | None = None
+    parts: tuple[LayerManifest, ...] = ()  # layers below that belong to it, lowest first
 
     @property
     def total_bytes(self) -> int:
-        """What the layer takes in the store."""
-        return self.size_bytes + self.stored_bytes
+        """What the layer takes in the store, its parts included."""
+        return sum(one.size_bytes + one.stored_bytes for one in self.layers())
+
+    def layers(self) -> tuple[LayerManifest, ...]:
+        """Returns what is mounted for this name, lowest first: its parts and itself."""
+        return (*self.parts, self)
+
+    def blobs(self) -> set[str]:
+        """Returns the digests of everything in the store that it needs."""
+        of_all = {one.digest for one in self.layers()}
+        return of_all | {one.data_digest for one in self.layers() if one.data_digest}
+
+
+def composed_config(manifests: Iterable[LayerManifest]) -> ImageConfig:
+    """Returns what layers say together; they are given lowest first, and upper ones win."""
+    config = ImageConfig()
+    for manifest in manifests:
+        if manifest.config is not None:
+            config = manifest.config.over(config)
+    return config
 
 
 class LayerFile(msgspec.Struct, frozen=True):

@@ -62,9 +62,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     disk_bytes: int | None = None  # None: no limit of its own
     nofile: int = 4096
     shm_bytes: int = 64 * limits.MIB
-    env: dict[str, str] = {}
-    user: str = "root"  # default user of commands
-    workdir: str | None = None  # default directory of commands; None: the home of their user
+    env: dict[str, str] = {}  # over what the image sets
+    user: str | None = None  # default user of commands; None: the image's, or root
+    workdir: str | None = None  # of commands; None: the image's, or the home of their user
     hostname: str = "skerry"
     network: tuple[str, ...] = ()  # entries as in spec.network; empty: loopback only
     idle_timeout_s: float | None = None

@@ -43,9 +43,8 @@ def check(spec: CommandSpec, sandbox: SandboxSpec) -> None:
     total = sum(len(os.fsencode(word)) + _FIELD for word in spec.argv or (BASH, spec.shell or ""))
     for name, value in (sandbox.env | spec.env).items():
         total += len(name) + len(os.fsencode(value)) + 1 + _FIELD
-    total += len(os.fsencode(spec.cwd or sandbox.workdir or "")) + len(
-        os.fsencode(spec.user or sandbox.user)
-    )
+    total += len(os.fsencode(spec.cwd or sandbox.workdir or ""))
+    total += len(os.fsencode(spec.user or sandbox.user or ""))
     if total > START_BYTES_MAX:
         raise InvalidRequest(
             f"argv and env: {total} bytes together, more than {START_BYTES_MAX}: "
@@ -113,7 +112,7 @@ def operation(
         argv=tuple(map(os.fsencode, argv)),
         env=tuple(os.fsencode(f"{name}={value}") for name, value in env.items()),
         cwd=os.fsencode(cwd) if (cwd := spec.cwd or sandbox.workdir) else None,
-        user=os.fsencode(spec.user or sandbox.user),
+        user=os.fsencode(spec.user or sandbox.user or "root"),
         timeout_ms=milliseconds(spec.timeout_s),
         no_output_ms=milliseconds(spec.no_output_timeout_s),
         script=script,

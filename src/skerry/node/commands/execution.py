@@ -240,7 +240,7 @@ class Execution:
         return command.result(
             outcome,
             op_id=op.id,
-            start_error=command.start_error(outcome, op.spec, sandbox.spec, op.shell),
+            start_error=command.start_error(outcome, op.spec, sandbox.inside_spec, op.shell),
             stdout=op.sink.output(Stream.STDOUT),
             stderr=op.sink.output(Stream.STDERR),
             truncated=op.sink.truncated or outcome.dropped > 0,

@@ -283,8 +283,9 @@ class Sessions:
 
 def _operation(session: Session, sandbox: Sandbox) -> Operation:
     spec = session.spec
-    env = sandbox.inside_spec.env | spec.env
-    cwd = spec.cwd or sandbox.spec.workdir
+    inside = sandbox.inside_spec
+    env = inside.env | spec.env
+    cwd = spec.cwd or inside.workdir
     return Operation(
         handle=session.handle,
         op_id=session.op,
@@ -292,19 +293,19 @@ def _operation(session: Session, sandbox: Sandbox) -> Operation:
         argv=tuple(map(os.fsencode, shells.argv(session.shell))),
         env=tuple(os.fsencode(f"{name}={value}") for name, value in env.items()),
         cwd=os.fsencode(cwd) if cwd else None,
-        user=os.fsencode(spec.user or sandbox.spec.user),
+        user=os.fsencode(spec.user or inside.user or "root"),
     )
 
 
 def _not_opened(outcome: Outcome, spec: SessionSpec, sandbox: Sandbox) -> SkerryError:
     reason = os.strerror(outcome.errno) if outcome.errno else "failed"
     if outcome.error_step == "user":
-        user = spec.user or sandbox.spec.user
+        user = spec.user or sandbox.inside_spec.user
         if outcome.errno in _UNKNOWN_USER:
             return InvalidRequest(f"user: unknown user {user}")
         return InvalidRequest(f"user: {reason}: {user}")
     if outcome.error_step == "cwd":
-        return InvalidRequest(f"cwd: {reason}: {spec.cwd or sandbox.spec.workdir or '/'}")
+        return InvalidRequest(f"cwd: {reason}: {spec.cwd or sandbox.inside_spec.workdir or '/'}")
     if outcome.error_step == "exec":
         return InvalidRequest(f"shell: {reason}: {spec.shell}")
     return SandboxFailed(f"the session's shell did not start: {outcome.error_step}: {reason}")

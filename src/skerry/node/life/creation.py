@@ -86,7 +86,7 @@ class Creation:
                 monotonic = self._clock.monotonic()  # waiting for room is no part of making
             async with admission.place(claim, priority=spec.priority, bounded=bounded, gone=gone):
                 _check_wanted(sandbox)
-                plan, sandbox.digests = await self._images.plan(spec)
+                plan, sandbox.digests, sandbox.image = await self._images.plan(spec)
                 await self._make(sandbox, backend, plan, monotonic)
         except BaseException as error:
             cleaning = self._create_failed(sandbox, error)
@@ -125,7 +125,8 @@ class Creation:
     ) -> None:
         spec = sandbox.spec
         self._ledger.append(
-            sandbox.id, ledger.Began(spec, sandbox.digests, sandbox.created, sandbox.owner)
+            sandbox.id,
+            ledger.Began(spec, sandbox.digests, sandbox.created, sandbox.owner, sandbox.image),
         )
         instance = await backend.create(
             CreateRequest(
@@ -138,7 +139,7 @@ class Creation:
                 nofile=spec.nofile,
                 shm_bytes=spec.shm_bytes,
                 disk_bytes=spec.disk_bytes,
-                env=spec.env,
+                env=sandbox.inside_spec.env,
                 detached=spec.detached,
                 cpu_class=spec.cpu_class,
                 cpu_weight=spec.cpu_weight,
@@ -193,7 +194,9 @@ def _check_wanted(sandbox: Sandbox) -> None:
 def _check(spec: SandboxSpec) -> None:
     """Raises InvalidRequest unless the whole spec can be carried out."""
     spec.check()
-    for what, value in (("user", spec.user), ("workdir", spec.workdir or "/")):
+    for what, value in (("user", spec.user), ("workdir", spec.workdir)):
+        if value is None:
+            continue
         if not value or "\x00" in value or len(value.encode()) > limits.PATH_BYTES_MAX:
             raise InvalidRequest(f"{what} is empty, too long or holds a NUL")
     if spec.workdir is not None and not spec.workdir.startswith("/"):

@@ -15,6 +15,7 @@ from skerry.errors import Bug, OutcomeUnknown, SandboxFailed, SkerryError
 from skerry.lifecycle.table import Event
 from skerry.node.clock import Clock
 from skerry.node.timers import Timer
+from skerry.spec.layers import ImageConfig
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Sandbox:
     link: Link | None = None
     gateway: Gateway | None = None  # its way out; None: it has none
     proxy_port: Port | None = None  # where that is served inside
+    image: ImageConfig = field(default_factory=ImageConfig)  # where the spec says nothing
     network_env: dict[str, str] = field(default_factory=dict)  # set for every command
     network_turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # changes come one by one
     running: int = 0
@@ -109,10 +111,14 @@ class Sandbox:
 
     @property
     def inside_spec(self) -> SandboxSpec:
-        """The spec as commands see it: with what the network needs in the environment."""
-        if not self.network_env:
-            return self.spec
-        return msgspec.structs.replace(self.spec, env=self.network_env | self.spec.env)
+        """The spec as commands see it: the image's defaults filled in, the network's settings too."""
+        spec, image = self.spec, self.image
+        return msgspec.structs.replace(
+            spec,
+            env=image.env | self.network_env | spec.env,
+            workdir=spec.workdir or image.workdir,
+            user=spec.user or image.user or "root",
+        )
 
     @property
     def asked_spec(self) -> SandboxSpec:
