@@ -177,6 +177,11 @@ class Tree:
                 total.update(one)
         return uuid.UUID(bytes=total.digest()[:16], version=4)
 
+    def content_bytes(self) -> int:
+        """Returns how many bytes the files hold, each file once however many names it has."""
+        each = (entry for entry in self.entries(None) if entry.hard_link is None)
+        return sum(entry.node.content.size for entry in each if entry.node.content)
+
     def count(self) -> int:
         """Returns the number of names in the tree, the root's included."""
         return sum(1 for _ in self.entries(None))

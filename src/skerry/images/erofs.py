@@ -31,7 +31,7 @@ Log = Callable[[str], None]
 COMPRESSIONS = {"none": (), "lz4": ("-zlz4",), "zstd": ("-zzstd,level=3", "-C65536")}
 _TIME_LIMIT_S = 3600.0
 _PROGRESS_S = 5.0
-_MAGIC = 0xE0F5E1E2
+MAGIC = 0xE0F5E1E2
 _VERSION = re.compile(r"(?:mkfs\.erofs|erofs-utils\)) (\d+)\.(\d+)(?:\.(\d+))?")
 _NO_SPACE = ("No space left on device", "Disk quota exceeded", "[Error 28]", "[Error 122]")
 
@@ -79,12 +79,16 @@ def build_image(
     tools: Tools,
     scratch: str,
     compression: str = "none",
+    data: tuple[str, int] | None = None,
     log: Log = lambda _line: None,
 ) -> None:
     """Writes the EROFS image of a tree to `out`.
 
-    Equal trees and an equal mkfs.erofs give equal bytes. Raises StorageFailed if the disk is full,
-    ImageBroken if mkfs.erofs refuses the tree, Unavailable if it is missing or takes an hour.
+    With `data`, a path and a number of bytes, what the files hold goes there in units of so many
+    bytes, equal ones once, and the image has no checksum of its superblock; needs a mkfs.erofs that
+    reads archives. Equal trees and an equal mkfs.erofs give equal bytes. Raises StorageFailed if
+    the disk is full, ImageBroken if mkfs.erofs refuses the tree, Unavailable if it is missing or
+    takes an hour.
     """
     mkfs = tools.mkfs()
     if compression not in COMPRESSIONS or not {compression} <= {"none", *mkfs.compressors}:
@@ -92,6 +96,7 @@ def build_image(
     options = [*COMPRESSIONS[compression], "-U", str(tree.identity()), "--quiet"]
     if mkfs.reads_tar:
         options += ["-b4096", "-T0", "--mkfs-time", "--ovlfs-strip=0", "--tar=f"]
+        options += _data_options(*data) if data else ()
         chunks = _with_progress(write_tar(tree.entries(spool)), log)
         _run([mkfs.path, *options, out], chunks, scratch, log)
     else:
@@ -108,6 +113,12 @@ def build_image(
             _run([mkfs.path, *options, out, top], iter(()), scratch, log)
             _clear_build_time(out)
     _check_whole(out)
+
+
+def _data_options(path: str, unit_bytes: int) -> tuple[str, ...]:
+    with storage_errors("making a data blob"), open(path, "xb"):
+        pass  # mkfs.erofs opens it, but does not make it
+    return (f"--blobdev={path}", f"--chunksize={unit_bytes}", "-Enosbcrc")
 
 
 def _candidates(cache_dir: str) -> Iterator[str]:
@@ -242,6 +253,6 @@ def _check_whole(path: str) -> None:
     if len(head) == 1152:
         magic, bits = struct.unpack_from("<I", head, 1024)[0], head[1024 + 12]
         blocks = struct.unpack_from("<I", head, 1024 + 36)[0]
-        if magic == _MAGIC and size >= blocks << bits:
+        if magic == MAGIC and size >= blocks << bits:
             return
     raise StorageFailed("mkfs.erofs left an incomplete image")
