@@ -43,6 +43,7 @@ class Node:
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
     children: dict[bytes, Node] | None = None
     shared: bool = False  # it may have several names
+    implied: bool = False  # a directory that nobody described: only paths lead through it
 
 
 @dataclass(slots=True)
@@ -103,6 +104,7 @@ class Tree:
             if child is None or child.type is FileType.CHARACTER:
                 hidden = child is not None  # a directory over a whiteout hides what is below it
                 child = children[name] = make_directory()
+                child.implied = True
                 self.made += 1
                 if hidden:
                     child.xattrs[OPAQUE] = b"y"
@@ -190,6 +192,8 @@ class Tree:
 def _mark(node: Node) -> None:
     if any(child.type is FileType.CHARACTER for child in _children(node).values()):
         node.xattrs[ORIGIN] = b""
+    else:
+        node.xattrs.pop(ORIGIN, None)  # trees that were merged may have lost their whiteouts
 
 
 def _children(node: Node) -> dict[bytes, Node]:

@@ -41,6 +41,7 @@ from skerry.images.tarread import Member, Readable, TarReader
 from skerry.images.xattrs import clean_outside_xattrs
 from skerry.spec.files import FileType
 
+_Below = Callable[[bytes], Node | None]
 _WHITEOUT = b".wh."
 _OPAQUE_NAME = b".wh..wh..opq"
 
@@ -59,8 +60,12 @@ def read_tar(
     notes: Notes,
     limits: ImportLimits,
     progress: Callable[[int, int], None] = lambda _files, _bytes: None,
+    *,
+    below: Callable[[bytes], Node | None] = lambda _path: None,
 ) -> Tree:
     """Returns the tree of an archive, with its contents in the spool.
+
+    `below` says what layers that the archive lies on have at a path: a hard link may lead there.
 
     Raises ImageBroken as said above, StorageFailed if the scratch disk is full.
     """
@@ -80,7 +85,7 @@ def read_tar(
         path_bytes += len(member.name)
         if path_bytes > limits.path_bytes_max:
             raise ImageBroken("the archive's paths are too long together", limit="paths")
-        _place(tree, member, reader, spool, notes)
+        _place(tree, member, reader, spool, notes, below=below)
         progress(seen, total)
     # "/" inside is the upper directory's own; what an archive says of it must not vary the layer.
     tree.root.mode, tree.root.uid, tree.root.gid = 0o755, 0, 0
@@ -112,14 +117,16 @@ def outside_owners(
     return uid if uid < LAYER_IDS else 0, gid if gid < LAYER_IDS else 0, mode & 0o1777
 
 
-def _place(tree: Tree, member: Member, reader: TarReader, spool: Spool, notes: Notes) -> None:
+def _place(
+    tree: Tree, member: Member, reader: TarReader, spool: Spool, notes: Notes, *, below: _Below
+) -> None:
     path = clean_path(member.name)
     base = path.rpartition(b"/")[2]
     if base.startswith(_WHITEOUT):
         _place_whiteout(tree, path, notes)
         return
     if member.kind == b"1":
-        _place_hard_link(tree, path, member)
+        _place_hard_link(tree, path, member, below)
         return
     node = _node(member, notes, path)
     if node is None:
@@ -174,8 +181,11 @@ def _place_whiteout(tree: Tree, path: bytes, notes: Notes) -> None:
         there.xattrs[OPAQUE] = b"y"
 
 
-def _place_hard_link(tree: Tree, path: bytes, member: Member) -> None:
-    target = tree.find(clean_path(member.link, f"hard link {show(path)} to"))
+def _place_hard_link(tree: Tree, path: bytes, member: Member, below: _Below) -> None:
+    name = clean_path(member.link, f"hard link {show(path)} to")
+    target = tree.find(name)
+    if target is None and (target := below(name)) is not None and target.children is None:
+        tree.put(name, target)  # both names are this layer's then, as after overlayfs's copying up
     if target is None or target.children is not None or target.type is FileType.CHARACTER:
         raise ImageBroken(
             f"hard link {show(path)} to {show(member.link)}: no earlier file of the archive"
