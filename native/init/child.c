@@ -21,15 +21,16 @@
 
 enum {
 	DEFAULTS_OWN = 5, /* env_of_user's */
-	FEW = 256,	  /* pointers that most commands need at most */
+	FEW = 64,	  /* pointers that most commands need at most */
 	TEXT_MAX = 4096,
 };
 
 static const char default_path[] =
 	"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/* All that the child makes, side by side: a fresh page costs it more than to fill it. argv has one in
- * front: a script without "#!" is run as "sh SCRIPT ARG...". argv and envp end in NULL. */
+/* All that the child makes, side by side: a fresh page costs it more than to fill it, and what is used of
+ * this lies in one, but for many groups. argv has one in front: a script without "#!" is run as
+ * "sh SCRIPT ARG...". argv and envp end in NULL. */
 static struct {
 	char **argv, **envp;
 	size_t argc, envc;
@@ -39,7 +40,7 @@ static struct {
 	char *text; /* free from here on */
 	char texts[2 * (USERDB_PATH + USERDB_NAME) + 32];
 	struct identity who;
-} my;
+} my __attribute__((aligned(4096)));
 
 void child_fail(int status, enum step step, int error)
 {

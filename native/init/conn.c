@@ -25,9 +25,9 @@ struct waiting {
 struct conn conn = {.src = {.fd = -1}};
 
 static struct source listener;
-static struct waiting waiting[WAITING_MAX];
+static struct waiting waiting[WAITING_MAX] OWN;
 static uint8_t rx[RX_SIZE];
-static uint32_t rx_used, rx_peak;
+static uint32_t rx_used OWN, rx_peak OWN;
 
 void conn_close(void)
 {

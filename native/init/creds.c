@@ -40,6 +40,17 @@ static int filter_install(void)
 	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) ? -errno : 0;
 }
 
+static int capabilities = 64; /* of this kernel, at most */
+
+void creds_prepare(void)
+{
+	for (int cap = 0; cap < 64; cap++)
+		if (prctl(PR_CAPBSET_READ, cap, 0, 0, 0) < 0) {
+			capabilities = cap;
+			return;
+		}
+}
+
 int creds_enter_userns(void)
 {
 	if (weak("identity"))
@@ -47,7 +58,7 @@ int creds_enter_userns(void)
 	if (setns(FD_USERNS, CLONE_NEWUSER))
 		return -errno;
 	/* Entering has filled the bounding set again. EINVAL: past the last one of this kernel. */
-	for (int cap = 0; cap < 64; cap++) {
+	for (int cap = 0; cap < capabilities; cap++) {
 		if (KEPT_CAPABILITIES >> cap & 1)
 			continue;
 		if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) {

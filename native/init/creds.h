@@ -6,6 +6,8 @@
 
 #include "userdb.h"
 
+/* Once, before the first child: finds out which capabilities this kernel has. */
+void creds_prepare(void);
 /* 0 or a negative errno value. */
 int creds_enter_userns(void);
 int creds_become(const struct identity *who);

@@ -14,14 +14,14 @@
 enum { STALE_MAX = 4096, SPARE_MAX = 4, SEEN_MAX = 8192, ROUNDS = 8, RETRY_MS = 100, NAME_SIZE = 16 };
 
 /* Groups whose leader has ended while daemons live on. */
-static uint32_t stale[STALE_MAX];
-static uint32_t stale_count;
+static uint32_t stale[STALE_MAX] OWN;
+static uint32_t stale_count OWN;
 static uint64_t retry_at = NEVER;
 
 /* Empty ones, kept for the next operations: making and removing one costs a fifth of a command. Only
  * this process can put anybody into a group, so an empty one stays empty. */
-static struct group spare[SPARE_MAX];
-static uint32_t spare_count;
+static struct group spare[SPARE_MAX] OWN;
+static uint32_t spare_count OWN;
 
 static void group_name(char out[NAME_SIZE], uint32_t serial)
 {

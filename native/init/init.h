@@ -44,6 +44,8 @@ enum {
 #define FORWARD_BIT 0x80000000u
 #define AGENT_VERSION "0.2.0" /* the minor number counts what was added to the protocol */
 #define NEVER UINT64_MAX
+/* What a command's child never looks at: it is not copied for it (own.ld, fork_less in main.c). */
+#define OWN __attribute__((section(".bss.own")))
 #define TIMEOUT_MAX_MS (1ull << 42)
 #define container_of(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
 

@@ -16,7 +16,7 @@ enum { BATCH = 32 };
 
 static int epoll_fd = -1;
 static struct source signals = {.fd = -1};
-static bool child_pending;
+static bool child_pending OWN;
 
 void source_open(struct source *src, int fd, void (*ready)(struct source *, uint32_t))
 {

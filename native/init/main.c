@@ -1,4 +1,5 @@
 /* Start: what the launcher's child handed over (PROTOCOL.md), and the mode of work. */
+#include "creds.h"
 #include "init.h"
 
 #include <errno.h>
@@ -119,13 +120,19 @@ static void nofile_raise(void)
 		config.fd_limit = limit.rlim_max;
 }
 
-/* What a child does not need is not copied for it. It never asks for the time. The kernel's pages for
+/* What is OWN, in whole pages (own.ld); not there in builds without that. */
+extern char own_start[] __attribute__((weak)), own_end[] __attribute__((weak));
+
+/* What a child does not need is not copied for it: our own state, and the time. The kernel's pages for
  * that lie below its code for them, and nothing else does in a program without a loader (AT_BASE); a
  * range may have holes. */
 static void fork_less(void)
 {
 	enum { BELOW = 16 << 12, ABOVE = 4 << 12 };
 	uintptr_t vdso = getauxval(AT_SYSINFO_EHDR);
+
+	if (&own_end[0] > &own_start[0])
+		madvise(own_start, (size_t)(&own_end[0] - &own_start[0]), MADV_DONTFORK);
 
 	if (vdso && !getauxval(AT_BASE))
 		madvise((void *)(vdso - BELOW), BELOW + ABOVE, MADV_DONTFORK);
@@ -140,6 +147,7 @@ static int agent_main(void)
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	umask(022);
 	fork_less();
+	creds_prepare();
 	nofile_raise();
 	loop_init();
 	conn_init();

@@ -16,11 +16,11 @@ enum {
 	KILL_GIVE_UP_MS = 5000,
 };
 
-struct op ops[OPS_LIMIT];
-uint32_t ops_high;
+struct op ops[OPS_LIMIT] OWN;
+uint32_t ops_high OWN;
 
-static uint8_t finished[FINISHED_IDS][OP_ID_SIZE];
-static uint32_t finished_count;
+static uint8_t finished[FINISHED_IDS][OP_ID_SIZE] OWN;
+static uint32_t finished_count OWN;
 
 const char *const step_names[STEP_COUNT] = {
 	[STEP_FORK] = "fork", [STEP_USER] = "user", [STEP_CWD] = "cwd",

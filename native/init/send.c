@@ -26,13 +26,13 @@ struct reply {
 	uint32_t size;
 };
 
-static uint8_t tx[TX_SIZE];
-static uint32_t tx_used, tx_done, tx_peak;
-static struct reply replies[REPLIES_MAX];
-static uint32_t reply_first, reply_count;
-static uint8_t welcome_nonce[NONCE_SIZE];
-static bool welcome_due;
-static uint32_t turn; /* the stream that sends next */
+static uint8_t tx[TX_SIZE] OWN;
+static uint32_t tx_used OWN, tx_done OWN, tx_peak OWN;
+static struct reply replies[REPLIES_MAX] OWN;
+static uint32_t reply_first OWN, reply_count OWN;
+static uint8_t welcome_nonce[NONCE_SIZE] OWN;
+static bool welcome_due OWN;
+static uint32_t turn OWN; /* the stream that sends next */
 
 static size_t room(void)
 {

@@ -318,6 +318,7 @@ static void ends_close(const struct launch *l)
 int launch(struct op *op, struct launch *l, bool in)
 {
 	int error = streams_make(op, l, in);
+	pid_t pid;
 
 	/* Never outside of a group, if there are groups: nothing could end it. */
 	if (!error && config.has_group && op->group.fd < 0)
@@ -327,10 +328,11 @@ int launch(struct op *op, struct launch *l, bool in)
 		error = -ENOMEM;
 	if (!error) {
 		*l->executing = 0;
-		op->pid = fork_into(op, l);
-		if (!op->pid)
-			child_run(l);
-		if (op->pid < 0)
+		pid = fork_into(op, l);
+		if (!pid)
+			child_run(l); /* the child has no operations: OWN */
+		op->pid = pid;
+		if (pid < 0)
 			error = -errno;
 	}
 	ends_close(l);

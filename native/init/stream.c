@@ -272,7 +272,7 @@ void inlet_close(struct inlet *in)
 
 /* --- pipes of daemons ------------------------------------------------------------------------- */
 
-static struct source discards[DISCARD_MAX];
+static struct source discards[DISCARD_MAX] OWN;
 
 static void discard_ready(struct source *src, uint32_t events)
 {

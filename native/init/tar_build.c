@@ -145,9 +145,10 @@ size_t tar_build_comment(uint8_t *out, const struct tar_entry *e, const char *co
 	if (comment)
 		n += record(out + TAR_BLOCK + n, "comment", comment);
 	if (n) {
-		static const struct tar_entry plain = {.mode = 0644};
+		static struct tar_entry plain; /* its room for names is no constant of the image */
 		size_t padded = (n + TAR_BLOCK - 1) / TAR_BLOCK * TAR_BLOCK;
 
+		plain.mode = 0644;
 		block_build(out, &plain, 'x', "PaxHeader", n);
 		memset(out + TAR_BLOCK + n, 0, padded - n);
 		used = TAR_BLOCK + padded;

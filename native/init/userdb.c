@@ -191,7 +191,9 @@ int identity_resolve(const char *spec, struct identity *out)
 	char uid[USERDB_NAME];
 	unsigned int id, gid = 0;
 
-	memset(out, 0, offsetof(struct identity, groups));
+	out->uid = out->gid = 0;
+	out->group_count = 0;
+	*out->name = *out->home = *out->shell = 0; /* the rest is in fresh pages */
 	copy(uid, sizeof(uid), spec);
 	if (colon && colon - spec < USERDB_NAME) {
 		memcpy(uid, spec, (size_t)(colon - spec));
