@@ -102,8 +102,10 @@ void layer_mount(struct launcher *l, struct request *r)
 		free(r);
 		return;
 	}
-	if (!err && (!allowed(l, r->path) || (r->device && !allowed(l, r->device))))
+	if (!err && !allowed(l, r->path))
 		err = fail(&f, "path", -EACCES, "%s", r->path);
+	if (!err && r->device && !allowed(l, r->device))
+		err = fail(&f, "path", -EACCES, "%s", r->device);
 	if (!err && l->layer_count == LAYER_TABLE_MAX)
 		err = fail(&f, "layer", -ENOSPC, "%d layers are mounted", LAYER_TABLE_MAX);
 	if (o && !err) {

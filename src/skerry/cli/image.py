@@ -170,7 +170,7 @@ def _show_made(app: App, made: LayerManifest) -> None:
     if app.as_json:
         app.emit(made)
     else:
-        app.line(f"{made.name}  {size(made.size_bytes)}  {made.digest}")
+        app.line(f"{made.name}  {size(made.total_bytes)}  {made.digest}")
 
 
 @image.command("import")
@@ -228,7 +228,7 @@ def ls(app: App, /) -> None:
         [
             (
                 item.name,
-                size(item.size_bytes),
+                size(item.total_bytes),
                 item.files,
                 _age_of(item.created),
                 item.creator,
@@ -263,11 +263,18 @@ def inspect(app: App, /, *, names: tuple[str, ...]) -> None:
             continue
         app.line(item.name)
         rows = [("digest", item.digest), ("data", item.data_digest or "in the same blob")]
-        rows += [("size", size(item.size_bytes)), ("files", str(item.files))]
+        rows += [("size", _sizes(item)), ("files", str(item.files))]
         rows += [("created", item.created), ("made by", item.creator)]
         rows += [("compression", item.compression), *sorted(item.recipe.items())]
         for label, value in rows:
             app.line(f"  {label:<12} {value}")
+
+
+def _sizes(item: LayerManifest) -> str:
+    if item.data_digest is None:
+        return size(item.size_bytes)
+    stored = "" if item.data_codec == "none" else f", stored as {size(item.stored_bytes)} of zstd"
+    return f"{size(item.size_bytes)} of metadata, {size(item.data_bytes)} of data{stored}"
 
 
 @image.command("rm")

@@ -117,6 +117,7 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
         ("image", spec.image),
         ("layers", ", ".join(spec.layers) or "none"),
         ("digests", ", ".join(info.digests)),
+        ("mounts", ", ".join(f"{one.digest[:19]} {one.mode}" for one in info.mounts)),
         ("limits", limits),
         ("cpu class", _cpu_class(spec)),
         ("network", ", ".join(spec.network) or "loopback only"),

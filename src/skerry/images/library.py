@@ -10,21 +10,25 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import difflib
-import hashlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from skerry.errors import Conflict, ImageBroken, InvalidRequest, NotFound
+import msgspec
+
+from skerry.errors import Conflict, InvalidRequest, LayerDamaged, NotFound, Unavailable
 from skerry.images import debian
+from skerry.images.chunks import Codec
 from skerry.images.commit import read_upper
 from skerry.images.diff import changes, tar_entries
 from skerry.images.directory import read_directory
 from skerry.images.entry import Tree
-from skerry.images.erofs import Log, Tools, build_image
+from skerry.images.erofs import Log, Tools
+from skerry.images.local import LocalLayers
 from skerry.images.notes import Notes
-from skerry.images.scratch import CHUNK_BYTES, Spool, scratch_directory, storage_errors, sweep
+from skerry.images.pair import build_layer
+from skerry.images.scratch import Spool, scratch_directory, storage_errors, sweep
 from skerry.images.store import LayerStore
 from skerry.images.tarimport import ImportLimits, read_tar
 from skerry.images.tarread import Readable
@@ -36,11 +40,13 @@ from skerry.spec.layers import (
     LayerKind,
     LayerManifest,
     LayerName,
+    MountMode,
     RootfsPlan,
     parse_layer_name,
 )
 
 _PROGRESS_S = 5.0
+_COPIED_BYTES_MAX = 4 << 20  # a larger layer of one blob is read in place
 
 
 def _silent(_line: str) -> None:
@@ -59,7 +65,11 @@ class _Made(NamedTuple):
 
 
 class ImageLibrary:
-    """Layers in one store. `scratch_dir` is best on the store's disk: blobs are then renamed."""
+    """Layers in one store. `scratch_dir` is best on the store's disk: blobs are then renamed.
+
+    `codec` is how data blobs are stored from now on. With `local` metadata blobs are mounted from
+    this node's checked copies; without it from the store, unchecked.
+    """
 
     def __init__(
         self,
@@ -68,6 +78,8 @@ class ImageLibrary:
         scratch_dir: str,
         *,
         compression: str = "none",
+        codec: Codec = Codec.NONE,
+        local: LocalLayers | None = None,
         import_limits: ImportLimits | None = None,
         upper_limits: UpperLimits | None = None,
         clock: Callable[[], float] = time.time,
@@ -76,6 +88,8 @@ class ImageLibrary:
         self.tools = tools
         self._scratch_dir = scratch_dir
         self._compression = compression
+        self._codec = codec
+        self._local = local
         self._import_limits = import_limits or ImportLimits()
         self._upper_limits = upper_limits or UpperLimits()
         self._clock = clock
@@ -120,6 +134,17 @@ class ImageLibrary:
     def inspect(self, name: str) -> LayerManifest:
         """Returns the manifest of a name, which may be pinned by digest; raises NotFound."""
         return self._find(parse_layer_name(name, LayerKind.BASE))
+
+    def tidy(self, in_use: Collection[str] = ()) -> None:
+        """Removes this node's copies of metadata that no digest of `in_use` needs, if they are old."""
+        if self._local is not None:
+            needed = {
+                blob
+                for digest in in_use
+                for manifest in self.store.manifests(digest)
+                for blob in manifest.blobs()
+            }
+            self._local.tidy(needed | set(in_use))
 
     # --- removing ---
 
@@ -265,36 +290,46 @@ class ImageLibrary:
                 spool.close()
 
     def _publish(self, made: _Made, scratch: str, log: Log) -> LayerManifest:
-        image = os.path.join(scratch, "image")
         notes = made.notes.lines()
         for line in notes:
             log(f"note: {line}")
-        build_image(
+        built = build_layer(
             made.tree,
             made.spool,
-            image,
+            scratch,
             tools=self.tools,
-            scratch=scratch,
             compression=self._compression,
+            codec=self._codec,
             log=log,
         )
-        with storage_errors("reading back an image"):
-            digest, size = _sha256(image), os.path.getsize(image)
         manifest = LayerManifest(
             name=str(made.name),
-            digest=digest,
-            size_bytes=size,
+            digest=built.digest,
+            size_bytes=built.size_bytes,
             created=_rfc3339(self._clock()),
             creator=made.creator,
             recipe=made.recipe | ({"notes": "\n".join(notes)} if notes else {}),
             compression=self._compression,
             files=made.tree.count(),
+            version=2,
         )
+        if built.chunks is not None:
+            manifest = msgspec.structs.replace(
+                manifest,
+                data_digest=built.chunks.content_digest,
+                data_bytes=built.chunks.size,
+                data_codec=built.chunks.codec.value,
+                stored_bytes=built.chunks.stored_bytes,
+            )
         with self.store.adding():
-            self.store.put(image, digest)
+            if built.data is not None and built.chunks is not None:
+                self.store.put_data(built.data, built.chunks)
+            self.store.put(built.path, built.digest)
             self.store.put_manifest(manifest)
-            self.store.set_tag(made.name, digest)
-        log(f"{made.name}: {manifest.files} files, {size >> 20} MiB, {digest}")
+            self.store.set_tag(made.name, built.digest)
+        log(
+            f"{made.name}: {manifest.files} files, {manifest.total_bytes >> 20} MiB, {built.digest}"
+        )
         return manifest
 
     def _find(self, name: LayerName) -> LayerManifest:
@@ -309,9 +344,8 @@ class ImageLibrary:
             raise self._not_found(name)
         for layer in manifest.layers():
             if not self.store.has(layer.digest):
-                raise ImageBroken(
-                    f"{manifest.name}: its blob {layer.digest} is gone from the store"
-                )
+                text = f"{manifest.name}: its blob {layer.digest} is gone from the store"
+                raise LayerDamaged(text, digest=layer.digest)
         return manifest
 
     def _not_found(self, name: LayerName) -> NotFound:
@@ -323,8 +357,37 @@ class ImageLibrary:
 
     def _layer_file(self, manifest: LayerManifest) -> LayerFile:
         identifier = manifest.digest.removeprefix("sha256:")[:32]
-        device = self.store.path(manifest.data_digest) if manifest.data_digest else None
-        return LayerFile(identifier, manifest.digest, self.store.path(manifest.digest), device)
+        path = self._metadata(manifest)
+        device = self._device(manifest) if manifest.data_digest is not None else None
+        return LayerFile(identifier, manifest.digest, path, device, MountMode.TRUSTED)
+
+    def _device(self, manifest: LayerManifest) -> str:
+        """Returns the data blob's path; LayerDamaged if it is gone or cut off."""
+        digest = str(manifest.data_digest)
+        if manifest.data_codec != Codec.NONE:
+            text = (
+                f"{manifest.name}: its data is stored as {manifest.data_codec}, for verified mounts"
+            )
+            raise Unavailable(text, digest=digest)
+        try:
+            path = self.store.path(digest)
+        except NotFound as error:
+            text = f"{manifest.name}: its data blob {digest} is gone from the store"
+            raise LayerDamaged(text, digest=digest) from error
+        with storage_errors(f"looking at {path}"):
+            found = os.stat(path).st_size
+        if found != manifest.data_bytes:
+            # Told now: the kernel would tell a program that reads there, by killing it.
+            text = f"{manifest.name}: its data blob has {found} of {manifest.data_bytes} bytes"
+            raise LayerDamaged(text, digest=digest)
+        return path
+
+    def _metadata(self, manifest: LayerManifest) -> str:
+        in_place = manifest.data_digest is None and manifest.size_bytes > _COPIED_BYTES_MAX
+        # Layers of before data blobs stay where a launcher of before may mount them.
+        if self._local is None or in_place or manifest.version < 2:
+            return self.store.path(manifest.digest)
+        return self._local.metadata(manifest, lambda: self.store.pieces(manifest.digest))
 
     def _forget(self, gone: Iterator[LayerManifest] | Sequence[LayerManifest]) -> None:
         digests: set[str] = set()
@@ -367,14 +430,6 @@ def _progress(what: str, log: Log) -> Callable[[int, int], None]:
             log(f"{what}: {files} files, {total >> 20} MiB")
 
     return tell
-
-
-def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return f"sha256:{digest.hexdigest()}"
 
 
 def _rfc3339(seconds: float) -> str:

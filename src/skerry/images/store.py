@@ -1,13 +1,16 @@
 """Where layers are kept: the seam for stores, and the one that is a directory.
 
-A blob is an immutable file named by its sha256. A manifest says what a blob is; it is kept for
-each blob and name, so a digest that something pins stays known when its tag has moved on. A tag
-says which digest a name stands for now.
+A blob is an immutable file. A layer's metadata blob is named by its sha256, its data blob by its
+content digest (`skerry.images.chunks`), beside its chunk list. A manifest says what a blob is; it is
+kept for each blob and name, so a digest that something pins stays known when its tag has moved on. A
+tag says which digest a name stands for now.
 
     ROOT/
       version                          "1": readers refuse what they do not know
       lock                             flock: shared while adding, exclusive while collecting
-      blobs/sha256/aa/HEX              aa: the first two digits
+      blobs/sha256/aa/HEX              a metadata or plain data blob; aa: the first two digits
+      blobs/sha256/aa/HEX.zst          a data blob as zstd frames, instead
+      blobs/sha256/aa/HEX.chunks       its chunk list, stored after it; it says which of both there is
       manifests/HEX/KIND/NAME/:TAG.json    LayerManifest
       tags/KIND/NAME/:TAG.json         {"version": 1, "digest": "sha256:HEX"}
       tmp/skerry-images-*/             work in progress, locked by its process
@@ -31,10 +34,13 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from skerry.errors import ImageBroken, NotFound, StorageFailed
+from skerry.images.chunks import ChunkList, Codec
 from skerry.images.scratch import CHUNK_BYTES, scratch_directory, storage_errors, sweep
 from skerry.spec.layers import LayerManifest, LayerName, parse_layer_name
 
 _VERSION = "1"
+_LIST = ".chunks"
+_SUFFIXES = {Codec.NONE: "", Codec.ZSTD: ".zst"}
 _T = TypeVar("_T")
 
 
@@ -46,7 +52,10 @@ class Blob(NamedTuple):
 
 
 class BlobStore(Protocol):
-    """Immutable files by digest. All calls may block; StorageFailed where the store fails."""
+    """Immutable files by digest. All calls may block; StorageFailed where the store fails.
+
+    `data` means data blobs, which come with their chunk lists.
+    """
 
     def put(self, source: str, digest: str) -> None:
         """Takes over the file `source`, whose sha256 the caller computed; there already: no change."""
@@ -57,8 +66,20 @@ class BlobStore(Protocol):
     def has(self, digest: str) -> bool:
         """Says whether it is there."""
 
+    def pieces(self, digest: str) -> Iterator[bytes]:
+        """Gives the bytes of a metadata blob; raises NotFound."""
+
+    def put_data(self, stored: str, chunks: ChunkList) -> None:
+        """Takes over a data blob as it is to be stored; there already: no change."""
+
+    def chunk_list(self, digest: str) -> Iterator[bytes]:
+        """Gives a data blob's chunk list, not checked; raises NotFound."""
+
+    def read_data(self, digest: str, codec: Codec, offset: int, length: int) -> bytes:
+        """Returns bytes of a data blob as stored, fewer only at its end; raises NotFound."""
+
     def delete(self, digest: str) -> None:
-        """Removes it; nothing happens if it is not there."""
+        """Removes it, with its chunk list; nothing happens if it is not there."""
 
     def list(self) -> Iterator[Blob]:
         """Gives all blobs, by digest."""
@@ -166,17 +187,20 @@ class DirectoryStore:
             if self.has(digest):
                 os.unlink(source)  # the one in place may be mounted: it stays
                 return
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.chmod(source, 0o444)
-            try:
-                _sync_file(source)
-                os.rename(source, target)
-            except OSError as error:
-                if error.errno != errno.EXDEV:
-                    raise
-                self._copy(source, target)
-                os.unlink(source)
-            _sync_file(os.path.dirname(target))
+            self._take(source, target)
+
+    def _take(self, source: str, target: str) -> None:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.chmod(source, 0o444)
+        try:
+            _sync_file(source)
+            os.rename(source, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self._copy(source, target)
+            os.unlink(source)
+        _sync_file(os.path.dirname(target))
 
     def _copy(self, source: str, target: str) -> None:
         with scratch_directory(os.path.join(self.root, "tmp")) as directory:
@@ -199,20 +223,61 @@ class DirectoryStore:
 
     def delete(self, digest: str) -> None:
         """Removes the blob; a mount of it keeps working."""
-        with storage_errors("removing a layer"), contextlib.suppress(FileNotFoundError):
-            os.unlink(self._blob(digest))
+        # The list first: without it the data blob is not there.
+        for suffix in (_LIST, *_SUFFIXES.values()):
+            with storage_errors("removing a layer"), contextlib.suppress(FileNotFoundError):
+                os.unlink(self._blob(digest) + suffix)
 
     def list(self) -> Iterator[Blob]:
-        """Gives all blobs."""
+        """Gives all blobs, each with the size of all that is kept under its digest."""
         top = os.path.join(self.root, "blobs", "sha256")
         for part in sorted(os.listdir(top)):
+            sizes: dict[str, int] = {}
             for name in sorted(os.listdir(os.path.join(top, part))):
+                digest = name.partition(".")[0]
                 with contextlib.suppress(FileNotFoundError):
                     size = os.stat(os.path.join(top, part, name)).st_size
-                    yield Blob(f"sha256:{name}", size)
+                    sizes[digest] = sizes.get(digest, 0) + size
+            for digest, size in sizes.items():
+                yield Blob(f"sha256:{digest}", size)
 
     def _blob(self, digest: str) -> str:
         return os.path.join(self.root, "blobs", "sha256", _hex(digest)[:2], _hex(digest))
+
+    def pieces(self, digest: str) -> Iterator[bytes]:
+        """Gives the bytes of a metadata blob."""
+        yield from _pieces(self.path(digest))
+
+    # --- data blobs ---
+
+    def put_data(self, stored: str, chunks: ChunkList) -> None:
+        """Takes over the file; it counts as there once its chunk list, stored after it, is."""
+        digest = chunks.content_digest
+        path = self._blob(digest)
+        with storage_errors("storing a layer's data"):
+            if os.path.exists(path + _LIST):
+                os.unlink(stored)  # the one in place may be mounted: it stays
+                return
+            self._take(stored, path + _SUFFIXES[chunks.codec])
+        self._write(path + _LIST, chunks.encode(), mode=0o444)
+
+    def chunk_list(self, digest: str) -> Iterator[bytes]:
+        """Gives a chunk list."""
+        path = self._blob(digest) + _LIST
+        if not os.path.exists(path):
+            raise NotFound(f"no chunk list of data blob {digest} in {self.root}")
+        yield from _pieces(path)
+
+    def read_data(self, digest: str, codec: Codec, offset: int, length: int) -> bytes:
+        """Returns bytes of a data blob as stored."""
+        path = self._blob(digest) + _SUFFIXES[codec]
+        try:
+            with storage_errors(f"reading data blob {digest}"), open(path, "rb") as file:
+                return os.pread(file.fileno(), length, offset)
+        except StorageFailed as error:
+            if error.fields["errno"] != errno.ENOENT:
+                raise
+            raise NotFound(f"no data blob {digest} in {self.root}") from error
 
     # --- manifests and tags ---
 
@@ -265,7 +330,7 @@ class DirectoryStore:
     def _tag_path(self, name: LayerName) -> str:
         return os.path.join(self.root, "tags", _file(name))
 
-    def _write(self, target: str, content: bytes) -> None:
+    def _write(self, target: str, content: bytes, mode: int = 0o644) -> None:
         """Replaces a small file as a whole."""
         what = f"writing to the layer store {self.root}"
         with storage_errors(what), scratch_directory(os.path.join(self.root, "tmp")) as directory:
@@ -273,10 +338,17 @@ class DirectoryStore:
             with open(part, "wb") as file:
                 file.write(content)
                 file.flush()
+                os.fchmod(file.fileno(), mode)
                 os.fsync(file.fileno())
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(part, target)
             _sync_file(os.path.dirname(target))
+
+
+def _pieces(path: str) -> Iterator[bytes]:
+    with storage_errors(f"reading {path}"), open(path, "rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            yield piece
 
 
 def _hex(digest: str) -> str:

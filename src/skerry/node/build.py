@@ -12,6 +12,7 @@ from skerry.backends.api import Attended, Backend
 from skerry.density.pressure import Pressure, places
 from skerry.images.erofs import Tools
 from skerry.images.library import ImageLibrary
+from skerry.images.local import LocalLayers
 from skerry.images.store import DirectoryStore
 from skerry.node import registry as nodes
 from skerry.node.admission.doors import Admission
@@ -53,7 +54,8 @@ def build_node(
     config.check()
     limits = config.limits
     clock = clock or SystemClock()
-    for path in (config.state_dir, config.run_dir, config.store_dir):
+    # All must be there when the launcher starts: it binds them.
+    for path in (config.state_dir, config.run_dir, config.store_dir, _local_layers(config)):
         os.makedirs(path, mode=0o700, exist_ok=True)
     identity = claim(config.state_dir, config.socket_path)
     try:
@@ -147,7 +149,7 @@ def _backends(config: NodeConfig, identity: Identity) -> dict[str, Backend]:
             state_dir=os.path.join(config.state_dir, name),
             run_dir=os.path.join(config.run_dir, name),
             node=identity.name,
-            layer_dirs=(config.store_dir,),
+            layer_dirs=(config.store_dir, _local_layers(config)),
             orphan_after_s=config.orphans_end_after_s,
             **config.backend_options.get(name, {}),
         )
@@ -156,5 +158,13 @@ def _backends(config: NodeConfig, identity: Identity) -> dict[str, Backend]:
 
 
 def _library(config: NodeConfig) -> Library:
-    store = DirectoryStore(config.store_dir)
-    return ImageLibrary(store, Tools(config.cache_dir), os.path.join(config.store_dir, "scratch"))
+    return ImageLibrary(
+        DirectoryStore(config.store_dir),
+        Tools(config.cache_dir),
+        os.path.join(config.store_dir, "scratch"),
+        local=LocalLayers(_local_layers(config)),
+    )
+
+
+def _local_layers(config: NodeConfig) -> str:
+    return os.path.join(config.state_dir, "layers")

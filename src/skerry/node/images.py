@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import (
     AsyncGenerator,
@@ -14,10 +15,11 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from skerry.backends.api import Upper
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, SkerryError
 from skerry.guest.files import STALL_S
 from skerry.node.clock import Clock
 from skerry.spec.files import Change
@@ -26,8 +28,11 @@ from skerry.spec.sandbox import SandboxSpec
 
 T = TypeVar("T")
 
+log = logging.getLogger("skerry.node")
+
 PLAN_FRESH_S = 1.0  # a tag that another process moves is seen after at most that long
 PLANS_MAX = 1024
+TIDY_PAUSE_S = 600.0
 BATCH_BYTES = 256 * 1024
 LOG_LINES_MAX = 10_000
 
@@ -49,6 +54,9 @@ class Library(Protocol):
 
     def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
         """Returns where their blobs are."""
+
+    def tidy(self, in_use: Collection[str] = ()) -> None:
+        """Removes this node's copies that have been of no use for a while."""
 
     def list(self) -> tuple[LayerManifest, ...]:
         """Returns all layers."""
@@ -103,6 +111,7 @@ class Images:
         # An import waits for its client, and must keep nobody waiting but other imports.
         self._import_threads = ThreadPoolExecutor(threads_max, "import")
         self._plans: dict[tuple[str, ...], tuple[float, Environment]] = {}
+        self._tidied = clock.monotonic()
 
     async def plan(self, spec: SandboxSpec) -> Environment:
         """Returns a sandbox's root file system, its layers' digests, and what they set."""
@@ -112,6 +121,9 @@ class Images:
         if known is not None and now - known[0] < PLAN_FRESH_S:
             return known[1]
         environment = await asyncio.to_thread(self._plan, names)
+        if now - self._tidied > TIDY_PAUSE_S:
+            self._tidied = now
+            await self._tidy()
         if len(self._plans) >= PLANS_MAX:
             self._plans.clear()
         self._plans[names] = (now, environment)
@@ -121,6 +133,12 @@ class Images:
         manifests = self._library.resolve(names)
         digests = tuple(one.digest for one in manifests)
         return Environment(self._library.plan(manifests), digests, composed_config(manifests))
+
+    async def _tidy(self) -> None:
+        try:
+            await self._call(partial(self._library.tidy, self._in_use()))
+        except SkerryError as error:
+            log.warning("old copies of layers' metadata stay: %s", error)
 
     async def list_all(self) -> tuple[LayerManifest, ...]:
         """Returns all layers, by name."""

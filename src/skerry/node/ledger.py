@@ -18,7 +18,7 @@ import msgspec
 from skerry.backends.api import Record as InstanceRecord
 from skerry.errors import Bug
 from skerry.spec.command import CommandSpec, RunResult
-from skerry.spec.layers import ImageConfig
+from skerry.spec.layers import ImageConfig, MountedLayer
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.spec.session import SessionSpec
 from skerry.trajectory.journal import Journal, Position
@@ -38,6 +38,7 @@ class Began(msgspec.Struct, frozen=True, tag="began", omit_defaults=True):
     created: float
     owner: str | None = None
     image: ImageConfig = ImageConfig()  # what its layers set
+    mounts: tuple[MountedLayer, ...] = ()
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):

@@ -162,7 +162,18 @@ class LayerFile(msgspec.Struct, frozen=True):
     mode: MountMode = MountMode.TRUSTED
 
 
+class MountedLayer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One layer of a root file system as it was mounted."""
+
+    digest: str
+    mode: MountMode = MountMode.TRUSTED
+
+
 class RootfsPlan(msgspec.Struct, frozen=True):
     """The layers of a root file system, lowest first: base, workspaces, toolkits."""
 
     layers: tuple[LayerFile, ...]
+
+    def mounts(self) -> tuple[MountedLayer, ...]:
+        """Returns what there is to say of the layers once they are mounted."""
+        return tuple(MountedLayer(one.digest, one.mode) for one in self.layers)

@@ -9,7 +9,7 @@ import msgspec
 
 from skerry.errors import InvalidRequest
 from skerry.spec import limits
-from skerry.spec.layers import LayerKind, parse_layer_name
+from skerry.spec.layers import LayerKind, MountedLayer, parse_layer_name
 from skerry.spec.network import check_network
 
 
@@ -150,6 +150,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     state: State
     spec: SandboxSpec
     digests: tuple[str, ...] = ()  # of its layers, lowest first
+    mounts: tuple[MountedLayer, ...] = ()  # the same, parts of layers too, and how they are checked
     created: float = 0.0
     last_activity: float = 0.0
     expires: float | None = None  # from ttl

@@ -11,15 +11,19 @@ from pathlib import Path
 
 from skerry.backends.api import Health
 from skerry.errors import Unavailable
+from skerry.images import debian
 from skerry.spec.layers import LayerFile, RootfsPlan
 
 CACHE = os.environ.get("SKERRY_CACHE", "/var/cache/skerry")  # as `make setup` takes it
 _MKFS_TIMEOUT_S = 300.0
+_SUITE = "bookworm"
 
 
 def directory() -> Path:
-    """Returns the directory that holds the test layers."""
-    return Path(CACHE) / "test-rootfs"
+    """Returns the directory that holds the test layers; it is there, for launchers to bind."""
+    place = Path(CACHE) / "test-rootfs"
+    place.mkdir(parents=True, exist_ok=True)
+    return place
 
 
 def _mkfs() -> str:
@@ -30,11 +34,18 @@ def _mkfs() -> str:
     return found
 
 
+def _check_tar() -> None:
+    """Raises Unavailable if there is no archive of the base image, and none can be made."""
+    made = any(Path(CACHE).glob(f"debian/{_SUITE}-*.tar"))
+    if not made and not shutil.which("mmdebstrap"):
+        raise Unavailable(
+            f"no base image lies in {CACHE}/debian, nor is mmdebstrap here: make setup"
+        )
+
+
 def _tar() -> Path:
-    tars = sorted(Path(CACHE).glob("base/bookworm-*.tar"), key=lambda path: path.stat().st_mtime)
-    if not tars:
-        raise Unavailable(f"no base image lies in {CACHE}/base: run make setup")
-    return tars[-1]
+    """Returns the archive that `skerry image build debian:12` takes; the first time it is made."""
+    return Path(debian.root_tar(_SUITE, (), CACHE, lambda _line: None))
 
 
 def plan() -> RootfsPlan:
@@ -42,7 +53,6 @@ def plan() -> RootfsPlan:
     tar = _tar()
     image = directory() / f"{tar.stem}.erofs"
     if not image.exists():
-        directory().mkdir(parents=True, exist_ok=True)
         fresh = image.with_suffix(f".{os.getpid()}.new")
         argv = [_mkfs(), "--tar=f", "--quiet", str(fresh), str(tar)]
         done = subprocess.run(argv, capture_output=True, check=False, timeout=_MKFS_TIMEOUT_S)
@@ -65,7 +75,7 @@ def container_reason() -> str:
     if not health.usable:
         return health.reason
     try:
-        _tar()
+        _check_tar()
         _mkfs()
     except Unavailable as error:
         return error.message

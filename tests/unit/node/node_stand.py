@@ -78,6 +78,7 @@ class FakeLibrary:
         self.layers: dict[str, LayerManifest] = {}
         self.imported: dict[str, bytes] = {}
         self.resolved = 0
+        self.tidied: list[set[str]] = []
         self.add("base/debian:12")
 
     def add(self, name: str) -> LayerManifest:
@@ -98,6 +99,9 @@ class FakeLibrary:
 
     def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
         return RootfsPlan(tuple(LayerFile(m.digest[7:39], m.digest, "/blob") for m in manifests))
+
+    def tidy(self, in_use: Collection[str] = ()) -> None:
+        self.tidied.append(set(in_use))
 
     def list(self) -> tuple[LayerManifest, ...]:
         return tuple(self.layers.values())

@@ -10,7 +10,7 @@ import time
 
 from skerry.backends.container.slots import Ask
 from skerry.backends.shared.launcher import LauncherFailed
-from skerry.errors import ImageBroken, SkerryError
+from skerry.errors import LayerDamaged, SkerryError, Unavailable
 from skerry.spec.layers import LayerFile
 from skerry.wire import plan
 
@@ -24,6 +24,27 @@ _BROKEN = {
     errno.ENOTBLK,
     errno.EOPNOTSUPP,
 }
+
+
+# The launcher is not to see this place; it was started with other ones.
+_HIDDEN = errno.EACCES
+
+
+def _told(layer: LayerFile, error: LauncherFailed) -> SkerryError:
+    blobs = layer.path if layer.device is None else f"{layer.path} with {layer.device}"
+    if error.errno == errno.ENOENT:
+        text = f"layer {layer.digest}: one of its blobs is gone: {blobs}"
+        return LayerDamaged(text, digest=layer.digest)
+    if error.errno in _BROKEN:
+        text = f"layer {layer.digest}: {blobs} is no usable EROFS image: {error}"
+        return LayerDamaged(text, digest=layer.digest)
+    if error.errno == _HIDDEN:
+        text = (
+            f"{error}: the running launcher was started for other places. It ends with the last "
+            "sandbox when the node stops, and is started for these by the next node"
+        )
+        return Unavailable(text, digest=layer.digest)
+    return error.to_error()
 
 
 class _Mount:
@@ -57,7 +78,7 @@ class LayerMounts:
     async def acquire(self, layers: tuple[LayerFile, ...]) -> None:
         """Mounts what is not mounted and counts one user more of each.
 
-        Raises ImageBroken for a blob that is no layer, else what the launcher's failure is.
+        Raises LayerDamaged for blobs that are no layer or gone, else what the launcher's failure is.
         """
         taken: list[LayerFile] = []
         try:
@@ -78,10 +99,7 @@ class LayerMounts:
         try:
             await self._ask(request)
         except LauncherFailed as error:
-            if error.errno in _BROKEN:
-                text = f"layer {layer.digest}: {layer.path} is no usable EROFS image: {error}"
-                raise ImageBroken(text, digest=layer.digest) from error
-            raise error.to_error() from error
+            raise _told(layer, error) from error
 
     def release(self, ids: tuple[str, ...]) -> None:
         """Counts one user less of each."""

@@ -87,6 +87,7 @@ class Creation:
             async with admission.place(claim, priority=spec.priority, bounded=bounded, gone=gone):
                 _check_wanted(sandbox)
                 plan, sandbox.digests, sandbox.image = await self._images.plan(spec)
+                sandbox.mounts = plan.mounts()
                 await self._make(sandbox, backend, plan, monotonic)
         except BaseException as error:
             cleaning = self._create_failed(sandbox, error)
@@ -126,7 +127,14 @@ class Creation:
         spec = sandbox.spec
         self._ledger.append(
             sandbox.id,
-            ledger.Began(spec, sandbox.digests, sandbox.created, sandbox.owner, sandbox.image),
+            ledger.Began(
+                spec,
+                sandbox.digests,
+                sandbox.created,
+                sandbox.owner,
+                sandbox.image,
+                sandbox.mounts,
+            ),
         )
         instance = await backend.create(
             CreateRequest(

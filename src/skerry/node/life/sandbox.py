@@ -15,7 +15,7 @@ from skerry.errors import Bug, OutcomeUnknown, SandboxFailed, SkerryError
 from skerry.lifecycle.table import Event
 from skerry.node.clock import Clock
 from skerry.node.timers import Timer
-from skerry.spec.layers import ImageConfig
+from skerry.spec.layers import ImageConfig, MountedLayer
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Sandbox:
     gateway: Gateway | None = None  # its way out; None: it has none
     proxy_port: Port | None = None  # where that is served inside
     image: ImageConfig = field(default_factory=ImageConfig)  # where the spec says nothing
+    mounts: tuple[MountedLayer, ...] = ()
     network_env: dict[str, str] = field(default_factory=dict)  # set for every command
     network_turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # changes come one by one
     running: int = 0
@@ -97,6 +98,7 @@ class Sandbox:
             state=self.state,
             spec=self.spec,
             digests=self.digests,
+            mounts=self.mounts,
             created=self.created,
             last_activity=self.last_activity,
             expires=self.expires,

@@ -62,8 +62,12 @@ class Sandboxes:
         raise NotFound(f"there is no sandbox {sandbox_id}; it may have been deleted")
 
     def digests(self) -> set[str]:
-        """Returns the layers that sandboxes are made of: these must stay."""
-        return {digest for sandbox in self.by_id.values() for digest in sandbox.digests}
+        """Returns the layers that sandboxes are made of, and their parts: these must stay."""
+        return {
+            digest
+            for sandbox in self.by_id.values()
+            for digest in (*sandbox.digests, *(one.digest for one in sandbox.mounts))
+        }
 
     def page(
         self,
