@@ -2,7 +2,7 @@
 
     s3://BUCKET/PREFIX/KEY       an object; its key in the bucket is PREFIX/KEY
 
-S3 is strongly consistent (`lag_s` is 0), shows an object only when all of it is there, and refuses a
+S3 is strongly consistent, shows an object only when all of it is there, and refuses a
 second one where If-None-Match says so; a store that ignores that header cannot be used, and
 `s3_check` finds that out. Every call is repeated while its failure may pass (`patience`), at most
 for `patience_s` and one request more; then StorageFailed says in `reason` what it was.
@@ -11,6 +11,7 @@ for `patience_s` and one request more; then StorageFailed says in `reason` what 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _LIST_PAGE = 1000
 _CONNECT_S = 5.0
+_DELETE_S = 5.0  # one request, and so long for repeats
 
 
 class S3Objects:
@@ -43,7 +45,7 @@ class S3Objects:
     obstore is not installed.
     """
 
-    lag_s = 0.0
+    lag_s = 1.0  # nothing is cached; a second for what other hosts have under way
 
     def __init__(self, place: str, options: S3Options | None = None) -> None:
         self.options = (options or S3Options()).check()
@@ -53,6 +55,10 @@ class S3Objects:
         at = self.options.endpoint or f"Amazon's S3 in {self.options.region}"
         self.patience = Patience(f"{self.where} at {at}", self.options.patience_s)
         self._store = _open(self.place.bucket, self.options, self._keys)
+        # A collector's removal must not come late: others may rely on the object again by then.
+        brief = dataclasses.replace(self.options, timeout_s=min(_DELETE_S, self.options.timeout_s))
+        self._brief = _open(self.place.bucket, brief, self._keys)
+        self._brief_patience = Patience(f"{self.where} at {at}", min(_DELETE_S, brief.patience_s))
         self._uploads = Uploads(self.place, self.options, self.patience, self._keys.read)
 
     # --- putting ---
@@ -183,11 +189,15 @@ class S3Objects:
     # --- removing ---
 
     def delete(self, key: str) -> None:
-        """Deletes an object."""
+        """Deletes an object, or fails: in any case it is decided within ten seconds."""
         import obstore
 
         whole = self._whole(key)
-        self._run(f"removing {key}", lambda _tries: obstore.delete(self._store, whole))
+        self._run(
+            f"removing {key}",
+            lambda _tries: obstore.delete(self._brief, whole),
+            self._brief_patience,
+        )
 
     def local_path(self, key: str) -> str | None:
         """Returns None: there are no files here that a kernel could mount."""
@@ -212,7 +222,7 @@ class S3Objects:
         version = f"{meta['path']} {meta['e_tag']} {meta['size']}"
         return Stat(meta["size"], meta["last_modified"].timestamp(), version)
 
-    def _run(self, what: str, work: Callable[[int], _T]) -> _T:
+    def _run(self, what: str, work: Callable[[int], _T], patience: Patience | None = None) -> _T:
         from obstore.exceptions import BaseError
 
         def attempt(tries: int) -> _T:
@@ -223,7 +233,7 @@ class S3Objects:
             except BaseError as error:
                 raise Failed(s3_faults.of_obstore(error)) from None
 
-        return self.patience.run(what, attempt)
+        return (patience or self.patience).run(what, attempt)
 
 
 class _FreshKeys:
