@@ -14,7 +14,7 @@
 enum { STALE_MAX = 4096, SPARE_MAX = 4, SEEN_MAX = 8192, ROUNDS = 8, RETRY_MS = 100, NAME_SIZE = 16 };
 
 /* Groups whose leader has ended while daemons live on. */
-static uint32_t stale[STALE_MAX] OWN;
+static uint32_t stale[STALE_MAX] OWN_TABLE;
 static uint32_t stale_count OWN;
 static uint64_t retry_at = NEVER;
 

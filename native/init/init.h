@@ -6,6 +6,7 @@
  *	child.c     the child between fork and exec                 creds.c   its privileges
  *	userdb.c    passwd and group parser (no agent state)        group.c   cgroup2 groups, signals
  *	more.c      a START of several frames                 hold.c    the clock that can stand still
+ *	low.c       the stack's place
  *	ring.c      ring buffers (no agent state)                   stream.c  descriptor <-> ring
  *	forward.c, listen.c  forwarded connections, listeners        file*.c, tree*.c, tar.c: the file helper
  *
@@ -44,8 +45,11 @@ enum {
 #define FORWARD_BIT 0x80000000u
 #define AGENT_VERSION "0.2.0" /* the minor number counts what was added to the protocol */
 #define NEVER UINT64_MAX
-/* What a command's child never looks at: it is not copied for it (own.ld, fork_less in main.c). */
+/* What a command's child never looks at: it is not copied for it (own.ld, fork_less in main.c). Tables lie
+ * behind the rest, TX, of which little is used at most times, before the others. */
 #define OWN __attribute__((section(".bss.own")))
+#define OWN_TX __attribute__((section(".bss.own.tx")))
+#define OWN_TABLE __attribute__((section(".bss.own.table")))
 #define TIMEOUT_MAX_MS (1ull << 42)
 #define container_of(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
 
@@ -71,6 +75,10 @@ uint64_t realtime_ns(void);
 void pages_free(uint8_t *buffer, size_t size, size_t keep);
 void loop_init(void);
 void loop_run(void) __attribute__((noreturn));
+
+/* --- low.c: unmaps what lies far from the program, if its stack is not there ------------------------ */
+
+void low_settle(void);
 
 /* --- main.c ------------------------------------------------------------------------------- */
 

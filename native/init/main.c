@@ -62,9 +62,23 @@ static char *env_keep(char *at, const struct field *f)
 	return at + f->length + 1;
 }
 
+/* Texts that fit lie with what is written anyway; then the pages of the configuration are given back. No
+ * heap: a fork would copy page tables for one. */
+static void env_settle(uint8_t *bytes, size_t size, const char *end)
+{
+	static char few[512];
+	size_t n = (size_t)(end - (char *)bytes);
+
+	config.env = (char *)bytes;
+	if (n > sizeof(few))
+		return;
+	config.env = memcpy(few, bytes, n);
+	pages_free(bytes, size, 0);
+}
+
 static int config_read(int fd)
 {
-	static uint8_t bytes[CONFIG_MAX + 1]; /* no heap: a fork would copy page tables for one */
+	static uint8_t bytes[CONFIG_MAX + 1] __attribute__((aligned(4096)));
 	char *env = (char *)bytes;
 	struct fields it;
 	struct field f;
@@ -77,7 +91,7 @@ static int config_read(int fd)
 		used += (size_t)n;
 	close(fd);
 	config = (struct config){.oom_fd = -1, .exec_deadline_ms = EXEC_DEADLINE_MS,
-				 .max_ops = OPS_DEFAULT, .env = env};
+				 .max_ops = OPS_DEFAULT};
 	it = fields_of(bytes, used);
 	while ((more = fields_next(&it, &f)) > 0) {
 		if (config_field(&f, &oom))
@@ -85,7 +99,8 @@ static int config_read(int fd)
 		if (f.tag == T_CFG_ENV)
 			env = env_keep(env, &f);
 	}
-	*env = 0;
+	*env++ = 0;
+	env_settle(bytes, sizeof(bytes), env);
 	if (oom)
 		config.oom_fd = FD_TASKS + (int)config.tasks;
 	return more;
@@ -146,6 +161,7 @@ static int agent_main(void)
 	 * commands would inherit it, and su and sudo would break. */
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	umask(022);
+	low_settle();
 	fork_less();
 	creds_prepare();
 	nofile_raise();

@@ -16,10 +16,10 @@ enum {
 	KILL_GIVE_UP_MS = 5000,
 };
 
-struct op ops[OPS_LIMIT] OWN;
+struct op ops[OPS_LIMIT] OWN_TABLE;
 uint32_t ops_high OWN;
 
-static uint8_t finished[FINISHED_IDS][OP_ID_SIZE] OWN;
+static uint8_t finished[FINISHED_IDS][OP_ID_SIZE] OWN_TABLE;
 static uint32_t finished_count OWN;
 
 const char *const step_names[STEP_COUNT] = {

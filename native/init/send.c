@@ -26,9 +26,9 @@ struct reply {
 	uint32_t size;
 };
 
-static uint8_t tx[TX_SIZE] OWN;
+static uint8_t tx[TX_SIZE] OWN_TX;
 static uint32_t tx_used OWN, tx_done OWN, tx_peak OWN;
-static struct reply replies[REPLIES_MAX] OWN;
+static struct reply replies[REPLIES_MAX] OWN_TABLE;
 static uint32_t reply_first OWN, reply_count OWN;
 static uint8_t welcome_nonce[NONCE_SIZE] OWN;
 static bool welcome_due OWN;
