@@ -4,6 +4,7 @@
     ├── CallerError               the request cannot be served as asked; asking again changes nothing
     │   ├── InvalidRequest        malformed or out of bounds
     │   ├── Unauthorized          no valid token
+    │   ├── RegistryDenied        a registry wants other credentials for an image
     │   ├── NotFound              no such sandbox, operation, image, file
     │   └── Conflict              the thing exists already, or its state forbids the call
     ├── SandboxError              what runs inside, or the image, is at fault
@@ -74,6 +75,13 @@ class Unauthorized(CallerError):
 
     code = "unauthorized"
     http_status = 401
+
+
+class RegistryDenied(CallerError):
+    """A registry refuses the credentials that were given for an image, or wants some."""
+
+    code = "registry_denied"
+    http_status = 403
 
 
 class NotFound(CallerError):
@@ -207,6 +215,7 @@ BY_CODE: dict[str, type[SkerryError]] = {
         CallerError,
         InvalidRequest,
         Unauthorized,
+        RegistryDenied,
         NotFound,
         Conflict,
         SandboxError,

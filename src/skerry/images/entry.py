@@ -20,6 +20,8 @@ from skerry.spec.files import FileType
 LAYER_IDS = 65_536  # ids that a layer may hold: those of a sandbox's user namespace
 NAME_BYTES_MAX = 255
 PATH_BYTES_MAX = 16_384  # mkfs.erofs takes longer paths only from some sources
+# On a root: a digest of the parts of the same layer below, so that its own depends on them.
+BELOW = b"trusted.skerry.below"
 OPAQUE = b"trusted.overlay.opaque"
 # On a directory: overlayfs filters whiteouts from its listing also where nothing is merged into
 # it. Without it a whiteout that hides nothing shows as a name that cannot be looked at.
@@ -83,6 +85,7 @@ class Tree:
 
     def __init__(self) -> None:
         self.root = make_directory()
+        self.root.implied = True
         self.made = 1  # nodes ever put, those since replaced included
 
     def find(self, path: bytes) -> Node | None:

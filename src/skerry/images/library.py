@@ -8,14 +8,10 @@ error or a crash before that leaves the store as it was.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import difflib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
-
-import msgspec
 
 from skerry.errors import Conflict, InvalidRequest, LayerDamaged, NotFound, Unavailable
 from skerry.images import debian
@@ -23,11 +19,10 @@ from skerry.images.chunks import Codec
 from skerry.images.commit import read_upper
 from skerry.images.diff import changes, tar_entries
 from skerry.images.directory import read_directory
-from skerry.images.entry import Tree
 from skerry.images.erofs import Log, Tools
 from skerry.images.local import LocalLayers
 from skerry.images.notes import Notes
-from skerry.images.pair import build_layer
+from skerry.images.publish import Made, Publisher
 from skerry.images.scratch import Spool, scratch_directory, storage_errors, sweep
 from skerry.images.store import LayerStore
 from skerry.images.tarimport import ImportLimits, read_tar
@@ -53,17 +48,6 @@ def _silent(_line: str) -> None:
     pass
 
 
-class _Made(NamedTuple):
-    """A layer that is read but not yet an image."""
-
-    name: LayerName
-    creator: str
-    recipe: dict[str, str]
-    tree: Tree
-    spool: Spool
-    notes: Notes
-
-
 class ImageLibrary:
     """Layers in one store. `scratch_dir` is best on the store's disk: blobs are then renamed.
 
@@ -87,12 +71,10 @@ class ImageLibrary:
         self.store = store
         self.tools = tools
         self._scratch_dir = scratch_dir
-        self._compression = compression
-        self._codec = codec
+        self._publisher = Publisher(store, tools, compression, codec, clock)
         self._local = local
         self._import_limits = import_limits or ImportLimits()
         self._upper_limits = upper_limits or UpperLimits()
-        self._clock = clock
         sweep(scratch_dir)
 
     # --- finding ---
@@ -104,16 +86,21 @@ class ImageLibrary:
         InvalidRequest unless there is exactly one base and no layer twice, NotFound with close
         matches and how to get it.
         """
+        found = self.ordered(names)
+        if sum(name.kind is LayerKind.BASE for name in found) != 1:
+            raise InvalidRequest("a root file system has exactly one base layer")
+        return tuple(self._find(name) for name in found)
+
+    def ordered(self, names: Sequence[str]) -> list[LayerName]:
+        """Returns names in the order of composition; raises InvalidRequest for one named twice."""
         parsed = [
             parse_layer_name(text, LayerKind.BASE if at == 0 else None)
             for at, text in enumerate(names)
         ]
-        if sum(name.kind is LayerKind.BASE for name in parsed) != 1:
-            raise InvalidRequest("a root file system has exactly one base layer")
         if len({(name.kind, name.name) for name in parsed}) != len(parsed):
             raise InvalidRequest("the same layer is named twice")
         order = list(LayerKind)
-        return tuple(self._find(name) for name in sorted(parsed, key=lambda n: order.index(n.kind)))
+        return sorted(parsed, key=lambda name: order.index(name.kind))
 
     def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
         """Returns where the blobs are; of equal blobs only the topmost stays."""
@@ -201,12 +188,12 @@ class ImageLibrary:
         log: Log = _silent,
     ) -> LayerManifest:
         """Makes a layer of an archive (`skerry.images.tarimport` says what is taken and how)."""
-        target = _new_name(name)
-        with self._work() as (scratch, spool):
+        target = new_name(name)
+        with self.work() as (scratch, spool):
             notes = Notes()
             tree = read_tar(fileobj, spool, notes, self._import_limits, _progress("reading", log))
-            made = _Made(target, creator, dict(recipe or {}), tree, spool, notes)
-            return self._publish(made, scratch, log)
+            made = Made(target, creator, dict(recipe or {}), tree, spool, notes)
+            return self.publish(made, scratch, log)
 
     def import_directory(
         self, name: str, path: str, prefix: str = "/", *, log: Log = _silent
@@ -215,12 +202,12 @@ class ImageLibrary:
 
         Owners stay as they are below 65,536; devices and sockets are left out with a note.
         """
-        target = _new_name(name)
-        with self._work() as (scratch, spool):
+        target = new_name(name)
+        with self.work() as (scratch, spool):
             notes = Notes()
             tree = read_directory(path, prefix, spool, notes, self._import_limits)
-            made = _Made(target, "directory", {"prefix": prefix}, tree, spool, notes)
-            return self._publish(made, scratch, log)
+            made = Made(target, "directory", {"prefix": prefix}, tree, spool, notes)
+            return self.publish(made, scratch, log)
 
     def debian(
         self,
@@ -234,7 +221,7 @@ class ImageLibrary:
 
         The same suite and packages give what is there already, unless `refresh` is set.
         """
-        target = _new_name(name)
+        target = new_name(name)
         recipe = debian.recipe(suite, packages)
         if not refresh:
             with contextlib.suppress(NotFound):
@@ -259,14 +246,14 @@ class ImageLibrary:
         `skerry.images.commit` says what is left out. A layer without files is allowed. Raises
         InvalidRequest for a base: what was written is only the difference to one.
         """
-        target = _new_name(name)
+        target = new_name(name)
         if target.kind is LayerKind.BASE:
             raise InvalidRequest("a commit holds only what changed: name it workspace/ or toolkit/")
-        with self._work() as (scratch, spool):
+        with self.work() as (scratch, spool):
             notes = Notes()
             tree = read_upper(upper, spool, notes, self._upper_limits, exclude)
-            made = _Made(target, "commit", dict(recipe or {}), tree, spool, notes)
-            return self._publish(made, scratch, log)
+            made = Made(target, "commit", dict(recipe or {}), tree, spool, notes)
+            return self.publish(made, scratch, log)
 
     # --- looking at what a sandbox wrote ---
 
@@ -278,10 +265,11 @@ class ImageLibrary:
         """Gives an archive of the added and modified paths at and below `under`."""
         return write_tar(tar_entries(upper, self._upper_limits, under))
 
-    # --- inner parts ---
+    # --- parts of making ---
 
     @contextlib.contextmanager
-    def _work(self) -> Iterator[tuple[str, Spool]]:
+    def work(self) -> Iterator[tuple[str, Spool]]:
+        """Gives a scratch directory and a spool in it; both are gone afterwards."""
         with scratch_directory(self._scratch_dir) as scratch:
             spool = Spool(scratch)
             try:
@@ -289,48 +277,11 @@ class ImageLibrary:
             finally:
                 spool.close()
 
-    def _publish(self, made: _Made, scratch: str, log: Log) -> LayerManifest:
-        notes = made.notes.lines()
-        for line in notes:
-            log(f"note: {line}")
-        built = build_layer(
-            made.tree,
-            made.spool,
-            scratch,
-            tools=self.tools,
-            compression=self._compression,
-            codec=self._codec,
-            log=log,
-        )
-        manifest = LayerManifest(
-            name=str(made.name),
-            digest=built.digest,
-            size_bytes=built.size_bytes,
-            created=_rfc3339(self._clock()),
-            creator=made.creator,
-            recipe=made.recipe | ({"notes": "\n".join(notes)} if notes else {}),
-            compression=self._compression,
-            files=made.tree.count(),
-            version=2,
-        )
-        if built.chunks is not None:
-            manifest = msgspec.structs.replace(
-                manifest,
-                data_digest=built.chunks.content_digest,
-                data_bytes=built.chunks.size,
-                data_codec=built.chunks.codec.value,
-                stored_bytes=built.chunks.stored_bytes,
-            )
-        with self.store.adding():
-            if built.data is not None and built.chunks is not None:
-                self.store.put_data(built.data, built.chunks)
-            self.store.put(built.path, built.digest)
-            self.store.put_manifest(manifest)
-            self.store.set_tag(made.name, built.digest)
-        log(
-            f"{made.name}: {manifest.files} files, {manifest.total_bytes >> 20} MiB, {built.digest}"
-        )
-        return manifest
+    def publish(self, made: Made, scratch: str, log: Log) -> LayerManifest:
+        """Makes the blobs of what was read, stores them, and lets the name stand for them."""
+        return self._publisher.publish(made, scratch, log)
+
+    # --- inner parts ---
 
     def _find(self, name: LayerName) -> LayerManifest:
         digest = name.digest or self.store.tag(name)
@@ -404,7 +355,8 @@ class ImageLibrary:
         return {digest for one in self.store.manifests() for digest in one.blobs()}
 
 
-def _new_name(text: str) -> LayerName:
+def new_name(text: str) -> LayerName:
+    """Returns the name that a new layer shall have; raises InvalidRequest."""
     name = parse_layer_name(text, LayerKind.BASE)
     if name.digest:
         raise InvalidRequest(f"{text!r}: the digest of a new layer is not chosen")
@@ -430,8 +382,3 @@ def _progress(what: str, log: Log) -> Callable[[int, int], None]:
             log(f"{what}: {files} files, {total >> 20} MiB")
 
     return tell
-
-
-def _rfc3339(seconds: float) -> str:
-    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

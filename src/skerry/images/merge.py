@@ -17,7 +17,8 @@ COLLAPSE_BYTES = 3 << 30  # as the paper has it: below that, a layer less is wor
 
 def merge(lower: Tree, upper: Tree) -> None:
     """Makes `lower` what both show together; `upper` must not be used afterwards."""
-    _describe(lower.root, upper.root)
+    if not upper.root.implied:
+        _describe(lower.root, upper.root)
     pairs = [(lower.root, upper.root)]
     while pairs:
         old, new = pairs.pop()
@@ -75,15 +76,7 @@ class Collapse:
 
         Directories that its archive did not describe stay what they are below.
         """
-        for path, node in _implied(tree):
-            there = self.find(path)
-            if there is not None and there.children is not None:
-                opaque = OPAQUE in node.xattrs
-                _describe(node, there)
-                node.xattrs.pop(OPAQUE, None)
-                if opaque:
-                    node.xattrs[OPAQUE] = b"y"
-                node.implied = there.implied
+        self._describe_implied(tree)
         size = tree.content_bytes()
         if self.trees and self._bytes + size <= self._threshold:
             merge(self.trees[-1], tree)
@@ -92,6 +85,15 @@ class Collapse:
             self.trees.append(tree)
             self._bytes = size
 
+    def put_on_top(self, path: bytes, node: Node) -> None:
+        """Places a node in the topmost layer."""
+        if not self.trees:
+            self.trees.append(Tree())
+        top = Tree()
+        top.put(path, node)
+        self._describe_implied(top)
+        merge(self.trees[-1], top)
+
     def find(self, path: bytes) -> Node | None:
         """Returns what the layers so far show at a path."""
         return find_merged(reversed(self.trees), path)
@@ -99,6 +101,16 @@ class Collapse:
     def files(self) -> int:
         """Returns how many nodes were ever put, for bounds."""
         return sum(tree.made for tree in self.trees)
+
+    def _describe_implied(self, tree: Tree) -> None:
+        for path, node in _implied(tree):
+            there = self.find(path)
+            if there is not None and there.children is not None:
+                opaque = OPAQUE in node.xattrs
+                _describe(node, there)
+                node.xattrs.pop(OPAQUE, None)
+                if opaque:
+                    node.xattrs[OPAQUE] = b"y"
 
 
 def _find(root: Node, names: Sequence[bytes]) -> tuple[Node | None, bool]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -54,14 +55,24 @@ class ImportLimits(msgspec.Struct, frozen=True):
     path_bytes_max: int = 512 << 20  # of all paths together
 
 
+@dataclass(slots=True)
+class Spent:
+    """What was taken so far; given to several imports, the limits are for all of them."""
+
+    entries: int = 0
+    bytes: int = 0
+    path_bytes: int = 0
+
+
 def read_tar(
-    source: Readable,
+    source: Readable | TarReader,
     spool: Spool,
     notes: Notes,
     limits: ImportLimits,
     progress: Callable[[int, int], None] = lambda _files, _bytes: None,
     *,
-    below: Callable[[bytes], Node | None] = lambda _path: None,
+    below: _Below = lambda _path: None,
+    spent: Spent | None = None,
 ) -> Tree:
     """Returns the tree of an archive, with its contents in the spool.
 
@@ -70,23 +81,25 @@ def read_tar(
     Raises ImageBroken as said above, StorageFailed if the scratch disk is full.
     """
     tree = Tree()
-    reader = TarReader(source)
-    total = path_bytes = 0
+    reader = source if isinstance(source, TarReader) else TarReader(source)
+    spent = spent or Spent()
+    earlier = spent.entries
     for seen, member in enumerate(reader.members(), start=1):
-        total += member.size
-        if seen > limits.entries_max or tree.made > limits.entries_max:
+        spent.bytes += member.size
+        spent.path_bytes += len(member.name)
+        spent.entries = earlier + max(seen, tree.made)
+        if spent.entries > limits.entries_max:
             raise ImageBroken(
                 f"the archive holds more than {limits.entries_max} files", limit="entries"
             )
-        if total > limits.bytes_max:
+        if spent.bytes > limits.bytes_max:
             raise ImageBroken(
                 f"the archive holds more than {limits.bytes_max} bytes", limit="bytes"
             )
-        path_bytes += len(member.name)
-        if path_bytes > limits.path_bytes_max:
+        if spent.path_bytes > limits.path_bytes_max:
             raise ImageBroken("the archive's paths are too long together", limit="paths")
         _place(tree, member, reader, spool, notes, below=below)
-        progress(seen, total)
+        progress(spent.entries, spent.bytes)
     # "/" inside is the upper directory's own; what an archive says of it must not vary the layer.
     tree.root.mode, tree.root.uid, tree.root.gid = 0o755, 0, 0
     return tree

@@ -2,8 +2,8 @@
 
 The standard library's tarfile is not used: it reads a pax header of any claimed size into memory,
 takes an archive that was cut at a member's end for a whole one, and follows what it cannot read
-with guesses. Here everything odd is an ImageBroken that names the member. gzip, bzip2 and xz are
-unpacked on the way; what a member's name means is for the importer to judge.
+with guesses. Here everything odd is an ImageBroken that names the member. gzip, bzip2, xz and zstd
+are unpacked on the way; what a member's name means is for the importer to judge.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Protocol, cast
 
+import zstandard
+
 from skerry.errors import ImageBroken
 
 _NO_TAR = "this is no tar archive, or it is damaged (a header's checksum is wrong)"
-_NO_TAR_HINT = "give a tar (plain, gzip, bzip2, xz)"
+_NO_TAR_HINT = "give a tar (plain, gzip, bzip2, xz, zstd)"
 _HEADER_BYTES_MAX = 1 << 20  # of one pax header or GNU long name
 _XZ_MEMORY_MAX = 256 << 20
+_ZSTD_WINDOW_MAX = 128 << 20  # what zstd itself takes without being asked
 _CHUNK = 1 << 18
 
 
@@ -49,10 +52,15 @@ class Member:
 
 
 class TarReader:
-    """Gives the members of an archive in order; `data` reads the current one's content."""
+    """Gives the members of an archive in order; `data` reads the current one's content.
 
-    def __init__(self, source: Readable) -> None:
-        self._source = _Exact(_decompressed(source))
+    With `whole` the source is a plain tar of which something else proves that it was not cut off:
+    then it may end without its end mark, as many layers of images do.
+    """
+
+    def __init__(self, source: Readable, *, whole: bool = False) -> None:
+        self._source = _Exact(source if whole else decompressed(source))
+        self._whole = whole
         self._left = 0  # of the current member's content
         self._padding = 0
 
@@ -68,7 +76,7 @@ class TarReader:
                 pass
             self._source.exactly(self._padding)
             self._padding = 0
-            block = self._source.exactly(512)
+            block = self._source.exactly(512, ends=self._whole)
             if not any(block):
                 self._source.drain()
                 return
@@ -107,6 +115,10 @@ class TarReader:
         return body
 
 
+# bz2 raises OSError without a number.
+_DAMAGED = (zlib.error, EOFError, lzma.LZMAError, zstandard.ZstdError, OSError)
+
+
 class _Exact:
     """Reads exactly what is asked for, or raises ImageBroken."""
 
@@ -116,14 +128,23 @@ class _Exact:
     def some(self, size: int) -> bytes:
         try:
             chunk = self._source.read(size)
-        except (zlib.error, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
-            raise ImageBroken(f"the archive's compression is damaged: {error}") from error
+        except _DAMAGED as error:
+            raise _damaged(error) from error
         if not chunk:
             raise ImageBroken("the archive ends too early: it was cut off")
         return chunk
 
-    def exactly(self, size: int) -> bytes:
+    def exactly(self, size: int, *, ends: bool = False) -> bytes:
+        """Returns so many bytes; with `ends` none if the source ends just here."""
         parts = []
+        if ends and size:
+            try:
+                parts.append(self._source.read(size))
+            except _DAMAGED as error:
+                raise _damaged(error) from error
+            if not parts[0]:
+                return b""
+            size -= len(parts[0])
         while size:
             parts.append(self.some(size))
             size -= len(parts[-1])
@@ -134,8 +155,14 @@ class _Exact:
         try:
             while self._source.read(_CHUNK):
                 pass
-        except (zlib.error, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
-            raise ImageBroken(f"the archive's compression is damaged: {error}") from error
+        except _DAMAGED as error:
+            raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> Exception:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error  # not the decompressor's word, but the disk's
+    return ImageBroken(f"the archive's compression is damaged: {error}")
 
 
 class _Peeked:
@@ -179,7 +206,8 @@ class _Xz:
                 return data
 
 
-def _decompressed(source: Readable) -> Readable:
+def decompressed(source: Readable) -> Readable:
+    """Returns the stream unpacked, by what its first bytes say; raises ImageBroken if it is empty."""
     head = b""
     while len(head) < 6:
         chunk = source.read(6 - len(head))
@@ -194,7 +222,10 @@ def _decompressed(source: Readable) -> Readable:
     if head == b"\xfd7zXZ\0":
         return _Xz(peeked)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
-        raise ImageBroken("the archive is compressed with zstd: pipe it through 'zstd -dc' first")
+        unpack = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX)
+        return cast(
+            "Readable", unpack.stream_reader(cast("IO[bytes]", peeked), read_across_frames=True)
+        )
     return peeked
 
 

@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from images_archives import make_tar, member
@@ -61,13 +62,13 @@ def test_nanoseconds_of_gnu_tar_are_kept(tmp_path: Path) -> None:
     assert got.mtime_ns == 1_700_000_000_123_456_789
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
 def test_compressed_archive_is_unpacked_on_the_way(pack) -> None:
     assert [one.name for one, _ in read(pack(SIMPLE))] == [b"a", b"d/"]
     assert [one.name for one, _ in read(pack(SIMPLE[:700]) + pack(SIMPLE[700:]))] == [b"a", b"d/"]
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
 def test_cut_compressed_archive_is_refused(pack) -> None:
     packed = pack(SIMPLE)
     for size in range(6, len(packed) - 13, 7):
@@ -75,9 +76,38 @@ def test_cut_compressed_archive_is_refused(pack) -> None:
             read(packed[:size])
 
 
-def test_zstd_archive_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ImageBroken, match="zstd -dc"):
-        read(b"\x28\xb5\x2f\xfd" + bytes(100))
+def test_zstd_that_wants_too_much_memory_is_refused() -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, compression_level=1)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    with pytest.raises(ImageBroken, match="compression is damaged"):
+        read(packer.compress(SIMPLE) + packer.flush())
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
+def test_compressed_archive_with_a_flipped_bit_is_refused_or_read(pack) -> None:
+    packed = bytearray(pack(SIMPLE))
+    refused = 0
+    for at in range(len(packed)):
+        packed[at] ^= 1
+        try:
+            read(bytes(packed))
+        except ImageBroken:
+            refused += 1
+        packed[at] ^= 1
+    assert refused > len(packed) // 3
+
+
+def test_archive_known_to_be_whole_may_lack_its_end_mark_and_no_more() -> None:
+    end = 512 * 3
+
+    def names(data: bytes) -> list[bytes]:
+        return [one.name for one in TarReader(io.BytesIO(data), whole=True).members()]
+
+    assert names(SIMPLE[:end]) == [b"a", b"d/"]
+    assert names(b"") == []
+    for size in (end - 1, end - 513, 100):
+        with pytest.raises(ImageBroken, match="too early"):
+            names(SIMPLE[:size])
 
 
 def test_archive_cut_anywhere_is_refused() -> None:

@@ -1,0 +1,131 @@
+"""From a tree that was read to a layer in the store: the last step of everything that makes layers."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from skerry.images.chunks import Codec
+from skerry.images.entry import BELOW, Tree
+from skerry.images.erofs import Log, Tools
+from skerry.images.notes import Notes
+from skerry.images.pair import BuiltLayer, build_layer
+from skerry.images.scratch import Spool, storage_errors
+from skerry.images.store import LayerStore
+from skerry.spec.layers import ImageConfig, LayerManifest, LayerName
+
+
+class Made(NamedTuple):
+    """A layer that is read but not yet an image; one of several parts has the others in `lower`."""
+
+    name: LayerName
+    creator: str
+    recipe: dict[str, str]
+    tree: Tree
+    spool: Spool
+    notes: Notes
+    config: ImageConfig | None = None
+    lower: Sequence[Tree] = ()  # lowest first
+
+
+class Publisher:
+    """Makes blobs and stores them; one for a library."""
+
+    def __init__(
+        self,
+        store: LayerStore,
+        tools: Tools,
+        compression: str,
+        codec: Codec,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._tools = tools
+        self._compression = compression
+        self._codec = codec
+        self._clock = clock
+
+    def publish(self, made: Made, scratch: str, log: Log) -> LayerManifest:
+        """Returns the manifest of a layer that is stored and has its name.
+
+        Parts below are no layers of their own: the manifest holds theirs, and its digest stands for
+        them too. On an error nothing has the name.
+        """
+        notes = made.notes.lines()
+        for line in notes:
+            log(f"note: {line}")
+        built: list[BuiltLayer] = []
+        parts: list[LayerManifest] = []
+        for number, tree in enumerate((*made.lower, made.tree)):
+            if parts:
+                tree.root.xattrs[BELOW] = _below(parts)
+            place = os.path.join(scratch, f"part{number}")
+            with storage_errors("making a layer"):
+                os.mkdir(place)
+            built.append(
+                build_layer(
+                    tree,
+                    made.spool,
+                    place,
+                    tools=self._tools,
+                    compression=self._compression,
+                    codec=self._codec,
+                    log=log,
+                )
+            )
+            parts.append(self._manifest(made, tree, built[-1]))
+        manifest = msgspec.structs.replace(
+            parts.pop(),
+            recipe=made.recipe | ({"notes": "\n".join(notes)} if notes else {}),
+            config=made.config,
+            parts=tuple(parts),
+        )
+        self._put(made.name, manifest, built)
+        size = manifest.total_bytes >> 20
+        log(f"{made.name}: {manifest.files} files, {size} MiB, {manifest.digest}")
+        return manifest
+
+    def _put(self, name: LayerName, manifest: LayerManifest, built: Sequence[BuiltLayer]) -> None:
+        with self._store.adding():
+            for one in built:
+                if one.data is not None and one.chunks is not None:
+                    self._store.put_data(one.data, one.chunks)
+                self._store.put(one.path, one.digest)
+            self._store.put_manifest(manifest)
+            self._store.set_tag(name, manifest.digest)
+
+    def _manifest(self, made: Made, tree: Tree, built: BuiltLayer) -> LayerManifest:
+        manifest = LayerManifest(
+            name=str(made.name),
+            digest=built.digest,
+            size_bytes=built.size_bytes,
+            created=_rfc3339(self._clock()),
+            creator=made.creator,
+            compression=self._compression,
+            files=tree.count(),
+            version=2,
+        )
+        if built.chunks is None:
+            return manifest
+        return msgspec.structs.replace(
+            manifest,
+            data_digest=built.chunks.content_digest,
+            data_bytes=built.chunks.size,
+            data_codec=built.chunks.codec.value,
+            stored_bytes=built.chunks.stored_bytes,
+        )
+
+
+def _below(parts: Sequence[LayerManifest]) -> bytes:
+    """Returns what makes a layer's digest depend on the parts below it."""
+    return hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest().encode()
+
+
+def _rfc3339(seconds: float) -> str:
+    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
