@@ -182,10 +182,15 @@ class Tree:
                 total.update(one)
         return uuid.UUID(bytes=total.digest()[:16], version=4)
 
+    def content_sizes(self) -> Iterator[int]:
+        """Gives how many bytes each file holds, each file once however many names it has."""
+        for entry in self.entries(None):
+            if entry.hard_link is None and entry.node.content is not None:
+                yield entry.node.content.size
+
     def content_bytes(self) -> int:
-        """Returns how many bytes the files hold, each file once however many names it has."""
-        each = (entry for entry in self.entries(None) if entry.hard_link is None)
-        return sum(entry.node.content.size for entry in each if entry.node.content)
+        """Returns how many bytes all files hold together."""
+        return sum(self.content_sizes())
 
     def count(self) -> int:
         """Returns the number of names in the tree, the root's included."""

@@ -7,7 +7,8 @@ of the metadata blob, the layer's digest, stands for every byte:
     layer's digest -> metadata blob -> tag -> chunk list -> bytes
 
 A layer is one blob, without a data blob, where apart is not worth it or not possible: files of at
-most one chunk together, compression inside EROFS, or a mkfs.erofs older than 1.8.
+most one chunk together, or of at most 32 MiB that blocks would more than double (one blob has short
+files and ends of files beside their inodes); compression inside EROFS; a mkfs.erofs older than 1.8.
 
 Files are placed in units of 64 KiB (equal units of a layer are stored once), the last one of a
 file in blocks of 4 KiB. Measured on the Debian 12 base: docs/adr says why not 4 KiB.
@@ -33,6 +34,8 @@ _CHECKSUM_FEATURE: Final = 1
 _SLOT_BYTES: Final = 128
 _TAG_BYTES: Final = 64
 _BLOCK_BITS: Final = 12
+_BLOCK_BYTES: Final = 1 << _BLOCK_BITS
+_CROWDED_BYTES_MAX: Final = 32 << 20
 _TAG: Final = re.compile(rb"[0-9a-f]{64}")
 
 
@@ -107,7 +110,12 @@ def _why_one_blob(tree: Tree, tools: Tools, compression: str) -> str | None:
         return f"{compression} inside it"
     if not tools.mkfs().reads_tar:
         return f"{tools.mkfs().path} is older than 1.8; 'make setup' builds a newer one"
-    return None if tree.content_bytes() > CHUNK_BYTES else ""
+    total = waste = 0
+    for size in tree.content_sizes():
+        total += size
+        waste += -size % _BLOCK_BYTES
+    small = total <= CHUNK_BYTES or (total <= _CROWDED_BYTES_MAX and waste > total)
+    return "" if small else None
 
 
 def _measure(path: str) -> tuple[str, int]:

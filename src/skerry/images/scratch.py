@@ -19,6 +19,7 @@ from typing import NamedTuple
 from skerry.errors import StorageFailed
 
 CHUNK_BYTES = 1 << 20
+_ZEROS = bytes(CHUNK_BYTES)
 _PREFIX = "skerry-images-"
 _YOUNG_S = 60.0  # a directory this young may not be locked yet
 
@@ -43,7 +44,7 @@ class Content(NamedTuple):
 class Spool:
     """One unnamed file that holds the contents of many; it is gone with the process.
 
-    Raises StorageFailed when the disk is full.
+    Zeros take no room on the disk. Raises StorageFailed when that is full.
     """
 
     def __init__(self, directory: str) -> None:
@@ -56,14 +57,22 @@ class Spool:
         digest = hashlib.sha256()
         start = self._end
         fd = self._file.fileno()
+        hole = False
         for chunk in chunks:
             digest.update(chunk)
+            hole = _is_zero(chunk)
+            if hole:
+                self._end += len(chunk)
+                continue
             rest = memoryview(chunk)
             with storage_errors("writing to the scratch directory"):
                 while rest:
                     written = os.pwrite(fd, rest, self._end)
                     self._end += written
                     rest = rest[written:]
+        if hole:
+            with storage_errors("writing to the scratch directory"):
+                os.ftruncate(fd, self._end)
         return Content(start, self._end - start, digest.digest())
 
     def read(self, content: Content) -> Iterator[bytes]:
@@ -81,6 +90,13 @@ class Spool:
     def close(self) -> None:
         """Frees the space."""
         self._file.close()
+
+
+def _is_zero(chunk: bytes) -> bool:
+    """Says whether a piece of some size is all zeros; most others are seen by their first byte."""
+    if len(chunk) < 4096 or chunk[0]:
+        return False
+    return chunk == (_ZEROS if len(chunk) == CHUNK_BYTES else bytes(len(chunk)))
 
 
 @contextlib.contextmanager

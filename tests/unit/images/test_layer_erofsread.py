@@ -17,7 +17,7 @@ from skerry.images.entry import ORIGIN, Tree
 from skerry.images.erofs import Tools, build_image
 from skerry.images.erofsread import FileSource, read_image
 from skerry.images.notes import Notes
-from skerry.images.pair import build_layer
+from skerry.images.pair import UNIT_BYTES
 from skerry.images.scratch import Spool
 from skerry.images.tarimport import ImportLimits, read_tar
 from skerry.spec.files import FileType
@@ -68,14 +68,9 @@ def read_back(
 def test_image_read_back_is_the_same_tree(
     tmp_path: Path, tools: Tools, spool: Spool, tree: Tree, apart: bool
 ) -> None:
-    path, data = str(tmp_path / "image"), None
-    if apart:
-        (tmp_path / "pair").mkdir()
-        built = build_layer(tree, spool, str(tmp_path / "pair"), tools=tools)
-        path, data = built.path, built.data
-        assert data is not None
-    else:
-        build_image(tree, spool, path, tools=tools, scratch=str(tmp_path))
+    path, data = str(tmp_path / "image"), str(tmp_path / "data") if apart else None
+    units = (data, UNIT_BYTES) if data else None
+    build_image(tree, spool, path, tools=tools, scratch=str(tmp_path), data=units)
     made = read_back(path, data, spool)
     assert made.count() == tree.count()
     assert made.identity() == tree.identity()

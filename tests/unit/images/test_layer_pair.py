@@ -112,7 +112,7 @@ def test_pair_holds_what_was_put_into_it(pairs: Tools, spool: Spool, tmp_path: P
     assert (out / "d/hard").stat().st_ino == (out / "d/big").stat().st_ino
 
 
-@pytest.mark.parametrize("kind", ["empty", "directories", "small", "lz4"])
+@pytest.mark.parametrize("kind", ["empty", "directories", "small", "crowd", "lz4"])
 def test_layer_that_is_better_one_blob_is(
     tools: Tools, spool: Spool, tmp_path: Path, kind: str
 ) -> None:
@@ -120,6 +120,7 @@ def test_layer_that_is_better_one_blob_is(
         "empty": (),
         "directories": (member("a/b", type=tarfile.DIRTYPE),),
         "small": (member("f", bytes(range(256)) * 1024),),
+        "crowd": tuple(member(f"f{at}", b"%d" % at * 100) for at in range(3000)),
         "lz4": (member("f", BIG),),
     }[kind]
     said: list[str] = []
