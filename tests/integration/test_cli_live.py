@@ -102,7 +102,7 @@ def node_at(top: Path) -> Iterator[Cli]:
             "image",
             "import",
             "base/debian:12",
-            str(max(Path(rootfs.CACHE, "base").glob("bookworm-*.tar"))),
+            str(max(Path(rootfs.CACHE, "debian").glob("bookworm-*.tar"))),
         )
         yield cli
     finally:

@@ -116,7 +116,7 @@ async def client_of(daemon: Daemon) -> AsyncIterator[aiohttp.ClientSession]:
         async with client.get("/v1/images/debian:12") as answer:
             there = answer.status == 200
         if not there:
-            tar = max(Path(rootfs.CACHE, "base").glob("bookworm-*.tar"))
+            tar = max(Path(rootfs.CACHE, "debian").glob("bookworm-*.tar"))
             with tar.open("rb") as file:
                 async with client.post("/v1/images/base/debian:12/import", data=file) as answer:
                     assert answer.status == 200, await answer.text()

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from skerry.errors import Conflict, InvalidRequest, LayerDamaged, NotFound, Unavailable
+from skerry.errors import InvalidRequest, LayerDamaged, NotFound, Unavailable
 from skerry.images import debian
 from skerry.images.chunks import Codec
 from skerry.images.commit import read_upper
@@ -23,6 +23,7 @@ from skerry.images.erofs import Log, Tools
 from skerry.images.local import LocalLayers
 from skerry.images.notes import Notes
 from skerry.images.publish import Made, Publisher
+from skerry.images.removal import Removal
 from skerry.images.scratch import Spool, scratch_directory, storage_errors, sweep
 from skerry.images.store import LayerStore
 from skerry.images.tarimport import ImportLimits, read_tar
@@ -48,7 +49,7 @@ def _silent(_line: str) -> None:
     pass
 
 
-class ImageLibrary:
+class ImageLibrary(Removal):
     """Layers in one store. `scratch_dir` is best on the store's disk: blobs are then renamed.
 
     `codec` is how data blobs are stored from now on. With `local` metadata blobs are mounted from
@@ -89,7 +90,7 @@ class ImageLibrary:
         found = self.ordered(names)
         if sum(name.kind is LayerKind.BASE for name in found) != 1:
             raise InvalidRequest("a root file system has exactly one base layer")
-        return tuple(self._find(name) for name in found)
+        return tuple(self.find(name) for name in found)
 
     def ordered(self, names: Sequence[str]) -> list[LayerName]:
         """Returns names in the order of composition; raises InvalidRequest for one named twice."""
@@ -115,12 +116,11 @@ class ImageLibrary:
 
     def list(self) -> tuple[LayerManifest, ...]:
         """Returns what each name stands for now, sorted by name."""
-        found = (self.store.manifest(name, digest) for name, digest in self.store.tags())
-        return tuple(manifest for manifest in found if manifest is not None)
+        return tuple(self.store.catalogue())
 
     def inspect(self, name: str) -> LayerManifest:
         """Returns the manifest of a name, which may be pinned by digest; raises NotFound."""
-        return self._find(parse_layer_name(name, LayerKind.BASE))
+        return self.find(parse_layer_name(name, LayerKind.BASE))
 
     def tidy(self, in_use: Collection[str] = ()) -> None:
         """Removes this node's copies of metadata that no digest of `in_use` needs, if they are old."""
@@ -133,48 +133,13 @@ class ImageLibrary:
             }
             self._local.tidy(needed | set(in_use))
 
-    # --- removing ---
+    def hold(self, manifests: Sequence[LayerManifest]) -> None:
+        """Makes layers stay for a minute at least; until then the lease has to name them as live.
 
-    def remove(self, name: str, in_use: Collection[str] = ()) -> None:
-        """Removes a name with all that it ever stood for, or one digest of it if pinned.
-
-        Blobs go when no manifest refers to them any more. Raises NotFound, and Conflict while
-        `in_use` holds one of the digests.
+        `plan` afterwards says whether they are all there. Raises StorageFailed where one is just
+        being collected.
         """
-        wanted = parse_layer_name(name, LayerKind.BASE)
-        tagged = LayerName(wanted.kind, wanted.name, wanted.tag)
-        with self.store.collecting():
-            if wanted.digest:
-                gone = [self._find(wanted)]
-            else:
-                gone = [one for one in self.store.manifests() if one.name == str(tagged)]
-            if not gone:
-                raise self._not_found(wanted)
-            for manifest in gone:
-                if manifest.digest in in_use:
-                    raise Conflict(
-                        f"{manifest.name} is in use by a sandbox", digest=manifest.digest
-                    )
-            self._forget(gone)
-
-    def collect(self, in_use: Collection[str] = ()) -> tuple[str, ...]:
-        """Removes what no name stands for and nothing in `in_use` names; returns the digests."""
-        with self.store.collecting():
-            current = {(str(name), digest) for name, digest in self.store.tags()}
-            self._forget(
-                one
-                for one in tuple(self.store.manifests())
-                if (one.name, one.digest) not in current and one.digest not in in_use
-            )
-            known = self._needed()
-            orphans = [
-                blob.digest
-                for blob in self.store.list()
-                if blob.digest not in known and blob.digest not in in_use
-            ]
-            for digest in orphans:
-                self.store.delete(digest)
-        return tuple(orphans)
+        self.store.hold(manifests)
 
     # --- making ---
 
@@ -225,7 +190,7 @@ class ImageLibrary:
         recipe = debian.recipe(suite, packages)
         if not refresh:
             with contextlib.suppress(NotFound):
-                there = self._find(target)
+                there = self.find(target)
                 if all(there.recipe.get(key) == value for key, value in recipe.items()):
                     return there
         path = debian.root_tar(suite, packages, self.tools.cache_dir, log, refresh=refresh)
@@ -283,9 +248,10 @@ class ImageLibrary:
 
     # --- inner parts ---
 
-    def _find(self, name: LayerName) -> LayerManifest:
-        digest = name.digest or self.store.tag(name)
-        manifest = self.store.manifest(name, digest) if digest else None
+    def find(self, name: LayerName) -> LayerManifest:
+        """Returns what a name stands for, or the digest that it is pinned to; raises NotFound."""
+        pin = name.digest
+        manifest = self.store.manifest(name, pin) if pin else self.store.tagged(name)
         if manifest is None and name.digest:
             # Pinned: whatever tag it had, as long as it is this layer's.
             same = f"{name.kind}/{name.name}:"
@@ -300,7 +266,7 @@ class ImageLibrary:
         return manifest
 
     def _not_found(self, name: LayerName) -> NotFound:
-        known = [str(tag) for tag, _ in self.store.tags()]
+        known = [one.name for one in self.store.catalogue()]
         wanted = f"{name.kind}/{name.name}:{name.tag}"
         close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
         hint = f"; close: {', '.join(close)}" if close else ""
@@ -339,20 +305,6 @@ class ImageLibrary:
         if self._local is None or in_place or manifest.version < 2:
             return self.store.path(manifest.digest)
         return self._local.metadata(manifest, lambda: self.store.pieces(manifest.digest))
-
-    def _forget(self, gone: Iterator[LayerManifest] | Sequence[LayerManifest]) -> None:
-        digests: set[str] = set()
-        for manifest in gone:
-            name = parse_layer_name(manifest.name)
-            if self.store.tag(name) == manifest.digest:
-                self.store.delete_tag(name)
-            self.store.delete_manifest(name, manifest.digest)
-            digests |= manifest.blobs()
-        for digest in digests - self._needed():
-            self.store.delete(digest)
-
-    def _needed(self) -> set[str]:
-        return {digest for one in self.store.manifests() for digest in one.blobs()}
 
 
 def new_name(text: str) -> LayerName:

@@ -85,19 +85,18 @@ class Publisher:
             config=made.config,
             parts=tuple(parts),
         )
-        self._put(made.name, manifest, built)
+        self._put(manifest, built)
         size = manifest.total_bytes >> 20
         log(f"{made.name}: {manifest.files} files, {size} MiB, {manifest.digest}")
         return manifest
 
-    def _put(self, name: LayerName, manifest: LayerManifest, built: Sequence[BuiltLayer]) -> None:
-        with self._store.adding():
+    def _put(self, manifest: LayerManifest, built: Sequence[BuiltLayer]) -> None:
+        with self._store.adding(*manifest.blobs()):
             for one in built:
                 if one.data is not None and one.chunks is not None:
                     self._store.put_data(one.data, one.chunks)
                 self._store.put(one.path, one.digest)
-            self._store.put_manifest(manifest)
-            self._store.set_tag(name, manifest.digest)
+            self._store.publish(manifest)
 
     def _manifest(self, made: Made, tree: Tree, built: BuiltLayer) -> LayerManifest:
         manifest = LayerManifest(

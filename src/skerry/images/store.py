@@ -1,405 +1,310 @@
-"""Where layers are kept: the seam for stores, and the one that is a directory.
+"""The layer store: blobs by digest, manifests, names, pins, on any store of whole objects.
 
-A blob is an immutable file. A layer's metadata blob is named by its sha256, its data blob by its
-content digest (`skerry.images.chunks`), beside its chunk list. A manifest says what a blob is; it is
-kept for each blob and name, so a digest that something pins stays known when its tag has moved on. A
-tag says which digest a name stands for now.
+A blob is immutable and named by its digest; beside the blob of a layer's data lies its chunk list.
+A manifest says what a blob is; it is kept for each blob and name, so a digest that something pins
+stays known when its tag has moved on. A tag says what a name stands for now, and holds the manifest.
+`skerry.images.keys` draws where they lie.
 
-    ROOT/
-      version                          "1": readers refuse what they do not know
-      lock                             flock: shared while adding, exclusive while collecting
-      blobs/sha256/aa/HEX              a metadata or plain data blob; aa: the first two digits
-      blobs/sha256/aa/HEX.zst          a data blob as zstd frames, instead
-      blobs/sha256/aa/HEX.chunks       its chunk list, stored after it; it says which of both there is
-      manifests/HEX/KIND/NAME/:TAG.json    LayerManifest
-      tags/KIND/NAME/:TAG.json         {"version": 1, "digest": "sha256:HEX"}
-      tmp/skerry-images-*/             work in progress, locked by its process
-
-NAME may have several parts, which are directories; ":" keeps a tag apart from them. All files
-appear whole: they are written in tmp, synced, and renamed. A crash leaves only what `sweep`
-removes: directories in tmp, and blobs without a manifest (removed by `collect`).
+Any number of processes on any number of hosts may add, use, remove and collect at once. Nothing is
+locked: `skerry.images.leases` says why nothing is lost. What only a name refers to disappears in
+the next collection after the name (`skerry.images.collect`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from skerry.errors import ImageBroken, NotFound, StorageFailed
+from skerry.errors import NotFound, StorageFailed
+from skerry.images import keys
 from skerry.images.chunks import ChunkList, Codec
-from skerry.images.scratch import CHUNK_BYTES, scratch_directory, storage_errors, sweep
+from skerry.images.leases import Leases
+from skerry.images.objects.api import Objects
+from skerry.images.objects.directory import DirectoryObjects
+from skerry.images.older import convert_version_1
+from skerry.images.records import Pin, Tag, decode
+from skerry.images.scratch import CHUNK_BYTES
 from skerry.spec.layers import LayerManifest, LayerName, parse_layer_name
 
-_VERSION = "1"
-_LIST = ".chunks"
-_SUFFIXES = {Codec.NONE: "", Codec.ZSTD: ".zst"}
+VERSION = "2"
+LIST = ".chunks"
+SUFFIXES = {Codec.NONE: "", Codec.ZSTD: ".zst"}
+RECORD_BYTES_MAX = 4 << 20
+READS_AT_ONCE = 16
 _T = TypeVar("_T")
 
 
 class Blob(NamedTuple):
-    """One blob of a listing."""
+    """One digest of a listing."""
 
     digest: str
     size_bytes: int
 
 
-class BlobStore(Protocol):
-    """Immutable files by digest. All calls may block; StorageFailed where the store fails.
+class LayerStore:
+    """Layers in a store. All calls may block, from any thread; StorageFailed where the store fails.
 
-    `data` means data blobs, which come with their chunk lists.
+    Raises StorageFailed for a store of a version that this program does not know.
     """
 
-    def put(self, source: str, digest: str) -> None:
-        """Takes over the file `source`, whose sha256 the caller computed; there already: no change."""
+    def __init__(self, objects: Objects, leases: Leases | None = None) -> None:
+        self.objects = objects
+        self.leases = leases or Leases(objects)
+        # Of each listing what was read: by key the object's version, and the record.
+        self._read: dict[str, dict[str, tuple[str, object]]] = {}
+        found = objects.get(keys.VERSION, 64)
+        if found is None:
+            objects.put_bytes(keys.VERSION, f"{VERSION}\n".encode(), replace=False)
+            found = objects.get(keys.VERSION, 64) or b""
+        version = found.decode(errors="replace").strip()
+        if version != VERSION:
+            raise StorageFailed(
+                f"the layer store {objects.where} has version {version[:20]!r}, not {VERSION}"
+            )
 
-    def path(self, digest: str) -> str:
-        """Returns a local path that can be mounted; raises NotFound."""
+    # --- adding ---
 
-    def has(self, digest: str) -> bool:
-        """Says whether it is there."""
+    @contextlib.contextmanager
+    def adding(self, *blobs: str) -> Iterator[None]:
+        """Within it, and a while longer, these blobs stay: those put, found, or still to be put.
 
-    def pieces(self, digest: str) -> Iterator[bytes]:
-        """Gives the bytes of a metadata blob; raises NotFound."""
+        What is held needs no name yet; `set_tag` or `publish` has to come within. May wait for a
+        collector that is just removing one of them: minutes at most.
+        """
+        with self.leases.holding({blob: (blob,) for blob in blobs}):
+            yield
+
+    def put(self, source: str, digest: str, part: str = "") -> None:
+        """Stores a file whose digest the caller computed; there already: no change.
+
+        The file may be the stored one afterwards: nobody writes to it any more.
+        """
+        with self.adding(digest):
+            key = keys.blob(digest, part)
+            if self.objects.stat(key) is None:
+                self.objects.put_file(key, source)
 
     def put_data(self, stored: str, chunks: ChunkList) -> None:
-        """Takes over a data blob as it is to be stored; there already: no change."""
+        """Stores a data blob as it is to be stored, then its chunk list; then it counts as there."""
+        digest = chunks.content_digest
+        key, list_key = keys.blob(digest, SUFFIXES[chunks.codec]), keys.blob(digest, LIST)
+        with self.adding(digest):
+            if self.objects.stat(list_key) is not None:
+                return
+            if not self.objects.put_file(key, stored):
+                found = self.objects.stat(key)
+                if found is not None and found.size != chunks.stored_bytes:
+                    # Frames of another zstd, which this list does not describe.
+                    raise StorageFailed(
+                        f"the data blob {digest} is just being stored by another node: try again"
+                    )
+            self.objects.put_bytes(list_key, chunks.encode(), replace=False)
+
+    def publish(self, manifest: LayerManifest) -> None:
+        """Makes the manifest's name stand for it. All its blobs are there, and were put in `adding`."""
+        name = parse_layer_name(manifest.name)
+        blobs = manifest.blobs()
+        with self.leases.holding({blob: (blob,) for blob in blobs}):
+            for layer in manifest.layers():
+                self._require(layer)
+            self.put_manifest(manifest)
+            self.leases.check(blobs)
+            self._put(keys.tag(name), Tag(manifest.digest, manifest))
+
+    def hold(self, manifests: Iterable[LayerManifest]) -> None:
+        """Makes the blobs of layers stay for a minute at least; then `leases.renew` has to name them.
+
+        Raises StorageFailed if a collector is about to remove one, NotFound if one is gone.
+        """
+        needs = {one.digest: one.blobs() for one in manifests}
+        self.leases.hold(needs, wait=False)
+        self.leases.release(needs)
+
+    # --- blobs ---
+
+    def path(self, digest: str, part: str = "") -> str:
+        """Returns a local path that can be mounted; raises NotFound, or StorageFailed if none can."""
+        key = keys.blob(digest, part)
+        path = self.objects.local_path(key)
+        if path is None:
+            raise StorageFailed(f"{self.objects.where} has no files that could be mounted in place")
+        if not self.has(digest, part):
+            raise NotFound(f"no layer with digest {digest} in {self.objects.where}")
+        return path
+
+    def has(self, digest: str, part: str = "") -> bool:
+        """Says whether it is there."""
+        return self.objects.stat(keys.blob(digest, part)) is not None
+
+    def pieces(self, digest: str) -> Iterator[bytes]:
+        """Gives the bytes of a metadata blob, not checked; raises NotFound."""
+        return self._pieces(keys.blob(digest))
 
     def chunk_list(self, digest: str) -> Iterator[bytes]:
         """Gives a data blob's chunk list, not checked; raises NotFound."""
+        return self._pieces(keys.blob(digest, LIST))
 
     def read_data(self, digest: str, codec: Codec, offset: int, length: int) -> bytes:
         """Returns bytes of a data blob as stored, fewer only at its end; raises NotFound."""
+        return self.objects.read(keys.blob(digest, SUFFIXES[codec]), offset, length)
 
     def delete(self, digest: str) -> None:
-        """Removes it, with its chunk list; nothing happens if it is not there."""
+        """Removes a blob and all that lies beside it; for the collector, who knows who needs it."""
+        for part in keys.PARTS:
+            self.objects.delete(keys.blob(digest, part))
 
     def list(self) -> Iterator[Blob]:
-        """Gives all blobs, by digest."""
+        """Gives all blobs, each with the size of all that is kept under its digest."""
+        sizes: dict[str, int] = {}
+        for key, found in self.objects.list(keys.BLOBS):
+            digest = keys.read_blob(key)
+            if digest is not None:
+                sizes[digest] = sizes.get(digest, 0) + found.size
+        return (Blob(digest, size) for digest, size in sizes.items())
 
+    def _pieces(self, key: str) -> Iterator[bytes]:
+        offset = 0
+        while piece := self.objects.read(key, offset, CHUNK_BYTES):
+            yield piece
+            offset += len(piece)
 
-class Catalogue(Protocol):
-    """What the blobs are. A manifest is found by name and digest, a tag by name."""
+    def _require(self, layer: LayerManifest) -> None:
+        data = layer.data_digest
+        # The list comes last: a data blob without one is not there.
+        if not self.has(layer.digest) or (data is not None and not self.has(data, LIST)):
+            raise StorageFailed(f"{layer.name}: its blobs vanished from {self.objects.where}")
+
+    # --- manifests ---
 
     def put_manifest(self, manifest: LayerManifest) -> None:
-        """Records what a blob is under the manifest's name."""
+        """Records what a digest is called."""
+        name = parse_layer_name(manifest.name)
+        self._put(keys.manifest(name, manifest.digest), manifest)
 
     def manifest(self, name: LayerName, digest: str) -> LayerManifest | None:
-        """Returns the manifest of that name and digest."""
+        """Returns the manifest of that name and digest; raises ImageBroken if it is damaged."""
+        return self._get(keys.manifest(name, digest), LayerManifest)
 
     def manifests(self, digest: str | None = None) -> Iterator[LayerManifest]:
         """Gives all manifests (of one digest), tagged or not."""
+        prefix = keys.manifests(digest) if digest else keys.MANIFESTS
+        for manifest in self._records(prefix, LayerManifest):
+            if digest is None or manifest.digest == digest:
+                yield manifest
+
+    def manifest_keys(self) -> Iterator[tuple[str, str]]:
+        """Gives each manifest's digest and key, without reading one."""
+        for key, _ in self.objects.list(keys.MANIFESTS):
+            yield keys.digest_of(key), key
 
     def delete_manifest(self, name: LayerName, digest: str) -> None:
         """Removes it; nothing happens if it is not there."""
+        self.objects.delete(keys.manifest(name, digest))
+
+    # --- names ---
 
     def set_tag(self, name: LayerName, digest: str) -> None:
-        """Makes the name stand for the digest from now on."""
+        """Makes the name stand for a digest that has a manifest of that name; the last one wins."""
+        manifest = self.manifest(name, digest)
+        if manifest is None:
+            raise NotFound(f"{name} has no manifest with digest {digest}")
+        self._put(keys.tag(name), Tag(digest, manifest))
 
     def tag(self, name: LayerName) -> str | None:
         """Returns the digest that the name stands for."""
+        tag = self.tagged(name)
+        return tag.digest if tag else None
+
+    def tagged(self, name: LayerName) -> LayerManifest | None:
+        """Returns the manifest that the name stands for now."""
+        tag = self._get(keys.tag(name), Tag)
+        return tag.manifest if tag else None
 
     def tags(self) -> Iterator[tuple[LayerName, str]]:
         """Gives all names with their digests, sorted."""
+        for manifest in self.catalogue():
+            yield parse_layer_name(manifest.name), manifest.digest
+
+    def catalogue(self) -> Iterable[LayerManifest]:
+        """Returns what each name stands for now, sorted; reads only what changed since the last."""
+        tags = self._records(keys.TAGS, Tag)
+        return sorted((tag.manifest for tag in tags), key=lambda manifest: manifest.name)
 
     def delete_tag(self, name: LayerName) -> None:
         """Removes the name; nothing happens if it is not there."""
+        self.objects.delete(keys.tag(name))
+
+    # --- pins ---
+
+    def pin(self, manifest: LayerManifest, why: str = "user") -> None:
+        """Makes a layer stay until it is unpinned for the same reason, whatever its names do."""
+        blobs = tuple(sorted(manifest.blobs()))
+        pin = Pin(manifest.digest, blobs, manifest.name, why)
+        with self.leases.holding({blob: (blob,) for blob in blobs}):
+            for layer in manifest.layers():
+                self._require(layer)
+            self.leases.check(blobs)
+            self._put(keys.pin(manifest.digest, why), pin)
+
+    def unpin(self, digest: str, why: str = "user") -> bool:
+        """Takes a pin back; returns whether there was one."""
+        key = keys.pin(digest, why)
+        there = self.objects.stat(key) is not None
+        self.objects.delete(key)
+        return there
+
+    def pins(self) -> Iterator[Pin]:
+        """Gives all pins."""
+        return self._records(keys.PINS, Pin)
+
+    # --- inner parts ---
+
+    def _put(self, key: str, record: msgspec.Struct) -> None:
+        self.objects.put_bytes(key, msgspec.json.encode(record), replace=True)
+
+    def _get(self, key: str, kind: type[_T]) -> _T | None:
+        data = self.objects.get(key, RECORD_BYTES_MAX)
+        return None if data is None else decode(data, kind, f"{key} in {self.objects.where}")
+
+    def _records(self, prefix: str, kind: type[_T]) -> Iterator[_T]:
+        """Gives the records below a prefix; only those are read that changed since the last time."""
+        known = self._read.get(prefix, {})
+        found = {key: stat.version for key, stat in self.objects.list(prefix)}
+        fresh = [key for key, version in found.items() if known.get(key, ("",))[0] != version]
+        contents = dict(zip(fresh, self._read_many(fresh, kind), strict=True))
+        now = {key: known[key] for key in found if key not in contents}
+        now |= {key: (found[key], one) for key, one in contents.items() if one is not None}
+        self._read[prefix] = now  # whole: others may be at it too
+        return (record for _, record in now.values() if isinstance(record, kind))
+
+    def _read_many(self, wanted: Collection[str], kind: type[_T]) -> Iterable[_T | None]:
+        def read(key: str) -> _T | None:
+            return self._get(key, kind)
+
+        if len(wanted) < 4:
+            return [read(key) for key in wanted]
+        with ThreadPoolExecutor(READS_AT_ONCE, "catalogue") as threads:
+            return list(threads.map(read, wanted))
 
 
-class LayerStore(BlobStore, Catalogue, Protocol):
-    """A whole store. What is put or set is so within `adding`, what is deleted within `collecting`."""
-
-    def adding(self) -> AbstractContextManager[None]:
-        """Within it no blob is collected, so one just put or found stays until it is named."""
-
-    def collecting(self) -> AbstractContextManager[None]:
-        """Within it nobody else adds or collects."""
-
-
-class _Tag(msgspec.Struct):
-    digest: str
-    version: int = 1
-
-
-class DirectoryStore:
-    """A store in a directory, for any number of processes on hosts that share its flock.
+class DirectoryStore(LayerStore):
+    """A layer store in a directory; one of version 1 is converted, which nodes of then cannot read.
 
     Raises StorageFailed if the disk is full or cannot be read, and for a store of another version.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(
+        self,
+        root: str,
+        *,
+        lag_s: float | None = None,
+        leases: Callable[[Objects], Leases] | None = None,
+    ) -> None:
         self.root = root
-        with storage_errors(f"opening the layer store {root}"):
-            for part in ("blobs/sha256", "manifests", "tags", "tmp"):
-                os.makedirs(os.path.join(root, part), mode=0o755, exist_ok=True)
-            self._check_version()
-        sweep(os.path.join(root, "tmp"))
-
-    def _check_version(self) -> None:
-        path = os.path.join(self.root, "version")
-        try:
-            with open(path, encoding="utf-8") as file:
-                found = file.read().strip()
-        except FileNotFoundError:
-            self._write(path, f"{_VERSION}\n".encode())
-            return
-        if found != _VERSION:
-            raise StorageFailed(
-                f"the layer store {self.root} has version {found!r}, not {_VERSION}"
-            )
-
-    # --- locks ---
-
-    def adding(self) -> AbstractContextManager[None]:
-        """Within it no blob is collected."""
-        return self._locked(fcntl.LOCK_SH)
-
-    def collecting(self) -> AbstractContextManager[None]:
-        """Within it nobody else adds or collects."""
-        return self._locked(fcntl.LOCK_EX)
-
-    @contextlib.contextmanager
-    def _locked(self, kind: int) -> Iterator[None]:
-        with storage_errors(f"locking the layer store {self.root}"):
-            fd = os.open(
-                os.path.join(self.root, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
-        try:
-            with storage_errors(f"locking the layer store {self.root}"):
-                fcntl.flock(fd, kind)
-            yield
-        finally:
-            os.close(fd)
-
-    # --- blobs ---
-
-    def put(self, source: str, digest: str) -> None:
-        """Takes over the file; a copy is made if it lies on another file system."""
-        target = self._blob(digest)
-        with storage_errors("storing a layer"):
-            if self.has(digest):
-                os.unlink(source)  # the one in place may be mounted: it stays
-                return
-            self._take(source, target)
-
-    def _take(self, source: str, target: str) -> None:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.chmod(source, 0o444)
-        try:
-            _sync_file(source)
-            os.rename(source, target)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            self._copy(source, target)
-            os.unlink(source)
-        _sync_file(os.path.dirname(target))
-
-    def _copy(self, source: str, target: str) -> None:
-        with scratch_directory(os.path.join(self.root, "tmp")) as directory:
-            part = os.path.join(directory, "blob")
-            with open(source, "rb") as old, open(part, "wb") as new:
-                shutil.copyfileobj(old, new, CHUNK_BYTES)
-            os.chmod(part, 0o444)
-            _sync_file(part)
-            os.rename(part, target)
-
-    def path(self, digest: str) -> str:
-        """Returns where the blob lies."""
-        if not self.has(digest):
-            raise NotFound(f"no layer with digest {digest} in {self.root}")
-        return self._blob(digest)
-
-    def has(self, digest: str) -> bool:
-        """Says whether the blob is there."""
-        return os.path.exists(self._blob(digest))
-
-    def delete(self, digest: str) -> None:
-        """Removes the blob; a mount of it keeps working."""
-        # The list first: without it the data blob is not there.
-        for suffix in (_LIST, *_SUFFIXES.values()):
-            with storage_errors("removing a layer"), contextlib.suppress(FileNotFoundError):
-                os.unlink(self._blob(digest) + suffix)
-
-    def list(self) -> Iterator[Blob]:
-        """Gives all blobs, each with the size of all that is kept under its digest."""
-        top = os.path.join(self.root, "blobs", "sha256")
-        for part in sorted(os.listdir(top)):
-            sizes: dict[str, int] = {}
-            for name in sorted(os.listdir(os.path.join(top, part))):
-                digest = name.partition(".")[0]
-                with contextlib.suppress(FileNotFoundError):
-                    size = os.stat(os.path.join(top, part, name)).st_size
-                    sizes[digest] = sizes.get(digest, 0) + size
-            for digest, size in sizes.items():
-                yield Blob(f"sha256:{digest}", size)
-
-    def _blob(self, digest: str) -> str:
-        return os.path.join(self.root, "blobs", "sha256", _hex(digest)[:2], _hex(digest))
-
-    def pieces(self, digest: str) -> Iterator[bytes]:
-        """Gives the bytes of a metadata blob."""
-        yield from _pieces(self.path(digest))
-
-    # --- data blobs ---
-
-    def put_data(self, stored: str, chunks: ChunkList) -> None:
-        """Takes over the file; it counts as there once its chunk list, stored after it, is."""
-        digest = chunks.content_digest
-        path = self._blob(digest)
-        with storage_errors("storing a layer's data"):
-            if os.path.exists(path + _LIST):
-                os.unlink(stored)  # the one in place may be mounted: it stays
-                return
-            self._take(stored, path + _SUFFIXES[chunks.codec])
-        self._write(path + _LIST, chunks.encode(), mode=0o444)
-
-    def chunk_list(self, digest: str) -> Iterator[bytes]:
-        """Gives a chunk list."""
-        path = self._blob(digest) + _LIST
-        if not os.path.exists(path):
-            raise NotFound(f"no chunk list of data blob {digest} in {self.root}")
-        yield from _pieces(path)
-
-    def read_data(self, digest: str, codec: Codec, offset: int, length: int) -> bytes:
-        """Returns bytes of a data blob as stored."""
-        path = self._blob(digest) + _SUFFIXES[codec]
-        try:
-            with storage_errors(f"reading data blob {digest}"), open(path, "rb") as file:
-                return os.pread(file.fileno(), length, offset)
-        except StorageFailed as error:
-            if error.fields["errno"] != errno.ENOENT:
-                raise
-            raise NotFound(f"no data blob {digest} in {self.root}") from error
-
-    # --- manifests and tags ---
-
-    def put_manifest(self, manifest: LayerManifest) -> None:
-        """Records a manifest."""
-        name = parse_layer_name(manifest.name)
-        self._write(self._manifest_path(name, manifest.digest), msgspec.json.encode(manifest))
-
-    def manifest(self, name: LayerName, digest: str) -> LayerManifest | None:
-        """Returns the manifest; raises ImageBroken if its file is damaged."""
-        return _read(self._manifest_path(name, digest), LayerManifest)
-
-    def manifests(self, digest: str | None = None) -> Iterator[LayerManifest]:
-        """Gives all manifests (of one digest)."""
-        top = os.path.join(self.root, "manifests", _hex(digest) if digest else "")
-        for path in _json_files(top):
-            manifest = _read(path, LayerManifest)
-            if manifest is not None:
-                yield manifest
-
-    def delete_manifest(self, name: LayerName, digest: str) -> None:
-        """Removes a manifest."""
-        _unlink_up(self._manifest_path(name, digest), os.path.join(self.root, "manifests"))
-
-    def set_tag(self, name: LayerName, digest: str) -> None:
-        """Sets a tag; the last one to set it wins."""
-        self._write(self._tag_path(name), msgspec.json.encode(_Tag(digest)))
-
-    def tag(self, name: LayerName) -> str | None:
-        """Returns a tag's digest."""
-        tag = _read(self._tag_path(name), _Tag)
-        return tag.digest if tag else None
-
-    def tags(self) -> Iterator[tuple[LayerName, str]]:
-        """Gives all tags."""
-        top = os.path.join(self.root, "tags")
-        for path in _json_files(top):
-            tag = _read(path, _Tag)
-            directory, file = os.path.split(os.path.relpath(path, top))
-            if tag is not None:
-                yield parse_layer_name(f"{directory}{file.removesuffix('.json')}"), tag.digest
-
-    def delete_tag(self, name: LayerName) -> None:
-        """Removes a tag."""
-        _unlink_up(self._tag_path(name), os.path.join(self.root, "tags"))
-
-    def _manifest_path(self, name: LayerName, digest: str) -> str:
-        return os.path.join(self.root, "manifests", _hex(digest), _file(name))
-
-    def _tag_path(self, name: LayerName) -> str:
-        return os.path.join(self.root, "tags", _file(name))
-
-    def _write(self, target: str, content: bytes, mode: int = 0o644) -> None:
-        """Replaces a small file as a whole."""
-        what = f"writing to the layer store {self.root}"
-        with storage_errors(what), scratch_directory(os.path.join(self.root, "tmp")) as directory:
-            part = os.path.join(directory, "part")
-            with open(part, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.rename(part, target)
-            _sync_file(os.path.dirname(target))
-
-
-def _pieces(path: str) -> Iterator[bytes]:
-    with storage_errors(f"reading {path}"), open(path, "rb") as file:
-        while piece := file.read(CHUNK_BYTES):
-            yield piece
-
-
-def _hex(digest: str) -> str:
-    return digest.removeprefix("sha256:")
-
-
-def _file(name: LayerName) -> str:
-    return os.path.join(name.kind, name.name, f":{name.tag}.json")
-
-
-def _read(path: str, kind: type[_T]) -> _T | None:
-    try:
-        with storage_errors(f"reading {path}"):
-            content = _content(path)
-        return msgspec.json.decode(content, type=kind) if content is not None else None
-    except msgspec.DecodeError as error:
-        raise ImageBroken(f"{path} is damaged: {error}") from error
-
-
-def _content(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-
-
-def _json_files(top: str) -> Iterator[str]:
-    for directory, names, files in os.walk(top):
-        names.sort()
-        for file in sorted(files):
-            if file.endswith(".json"):
-                yield os.path.join(directory, file)
-
-
-def _unlink_up(path: str, top: str) -> None:
-    """Removes a file and the directories that became empty by it."""
-    with storage_errors(f"removing {path}"), contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    directory = os.path.dirname(path)
-    while directory != top:
-        try:
-            os.rmdir(directory)
-        except OSError:
-            return
-        directory = os.path.dirname(directory)
-
-
-def _sync_file(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        convert_version_1(root)
+        objects = DirectoryObjects(root, lag_s=lag_s)
+        super().__init__(objects, leases(objects) if leases else None)

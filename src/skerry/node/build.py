@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -11,8 +12,10 @@ from skerry.backends import registry
 from skerry.backends.api import Attended, Backend
 from skerry.density.pressure import Pressure, places
 from skerry.images.erofs import Tools
+from skerry.images.leases import Leases, Timing
 from skerry.images.library import ImageLibrary
 from skerry.images.local import LocalLayers
+from skerry.images.objects.api import Objects
 from skerry.images.store import DirectoryStore
 from skerry.node import registry as nodes
 from skerry.node.admission.doors import Admission
@@ -24,6 +27,7 @@ from skerry.node.gauges.loopwatch import LoopWatch
 from skerry.node.gauges.readings import Host, Readings
 from skerry.node.identity import Identity, claim
 from skerry.node.images import Images, Library
+from skerry.node.keeper import KEEP_S, LEASE_S, RENEW_S, Keeper
 from skerry.node.ledger import Ledger
 from skerry.node.life.owners import Owners
 from skerry.node.life.sandboxes import Sandboxes
@@ -54,15 +58,15 @@ def build_node(
     config.check()
     limits = config.limits
     clock = clock or SystemClock()
-    # All must be there when the launcher starts: it binds them.
-    for path in (config.state_dir, config.run_dir, config.store_dir, _local_layers(config)):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+    _directories(config)
     identity = claim(config.state_dir, config.socket_path)
     try:
         nodes.enter(config.registry_dir, identity.name, config)
         journal = _journal(config, clock)
         found = backends if backends is not None else _backends(config, identity)
-        library = library or _library(config)
+        kept = None
+        if library is None:
+            kept = library = _library(config, identity.name)
     except BaseException:
         identity.release()
         raise
@@ -81,14 +85,12 @@ def build_node(
             networks=networks or Networks(config.network, clock),
             outputs=Outputs(os.path.join(config.state_dir, "spool")),
             results=Results(limits.results_memory_bytes_max),
-            admission=Admission(
-                limits,
+            admission=_admission(
+                config,
                 clock,
                 timers,
                 host or Host(config.state_dir, lambda: _daemons(found)),
-                pressure=Pressure(config.pressure, _pressure_places()),
-                lag=loop_watch.lag,
-                weights=config.weights,
+                loop_watch,
             ),
             loop_watch=loop_watch,
             sandboxes=sandboxes,
@@ -99,12 +101,48 @@ def build_node(
                 required=config.embedded,
             ),
             images=Images(
-                library, clock, threads_max=limits.image_threads_max, in_use=sandboxes.digests
+                library,
+                clock,
+                threads_max=limits.image_threads_max,
+                in_use=sandboxes.digests,
             ),
+            keeper=_keeper(config, clock, kept, sandboxes),
             backends=found,
             version=_version(),
         )
     )
+
+
+def _directories(config: NodeConfig) -> None:
+    """Makes what must be there when the launcher starts: it binds them."""
+    for path in (config.state_dir, config.run_dir, config.store_dir, _local_layers(config)):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def _admission(
+    config: NodeConfig,
+    clock: Clock,
+    timers: Timers,
+    host: Callable[[], Readings],
+    loop_watch: LoopWatch,
+) -> Admission:
+    return Admission(
+        config.limits,
+        clock,
+        timers,
+        host,
+        pressure=Pressure(config.pressure, _pressure_places()),
+        lag=loop_watch.lag,
+        weights=config.weights,
+    )
+
+
+def _keeper(
+    config: NodeConfig, clock: Clock, kept: ImageLibrary | None, sandboxes: Sandboxes
+) -> Keeper:
+    leases = kept.store.leases if kept else None
+    every = config.collect_every_s
+    return Keeper(leases, kept, sandboxes.digests, clock, collect_every_s=every)
 
 
 def _journal(config: NodeConfig, clock: Clock) -> Journal:
@@ -157,14 +195,18 @@ def _backends(config: NodeConfig, identity: Identity) -> dict[str, Backend]:
     }
 
 
-def _library(config: NodeConfig) -> Library:
-    return ImageLibrary(
-        DirectoryStore(config.store_dir),
-        Tools(config.cache_dir),
-        os.path.join(config.store_dir, "scratch"),
-        local=LocalLayers(_local_layers(config)),
-    )
+def _library(config: NodeConfig, node: str) -> ImageLibrary:
+    store = DirectoryStore(config.store_dir, leases=lambda objects: _leases(objects, node))
+    # On a disk of this host: on a shared one nobody could tell whose scratch was left behind.
+    scratch = os.path.join(config.state_dir, "scratch")
+    local = LocalLayers(_local_layers(config))
+    return ImageLibrary(store, Tools(config.cache_dir), scratch, local=local)
 
 
 def _local_layers(config: NodeConfig) -> str:
     return os.path.join(config.state_dir, "layers")
+
+
+def _leases(objects: Objects, node: str) -> Leases:
+    timing = Timing.of(objects, ttl_s=LEASE_S, renew_s=RENEW_S)
+    return Leases(objects, node, dataclasses.replace(timing, keep_s=KEEP_S))

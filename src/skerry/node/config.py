@@ -71,6 +71,7 @@ class NodeConfig:
     # one its lease and a minute, for others for ever.
     orphan_after_s: float | None = None
     registry_dir: str = ""  # where the node says that it is there; "": nowhere
+    collect_every_s: float = 3600.0  # of the layer store, by whichever node is due; 0: never
     log_format: str = "text"  # or "json": an object a line
     log_file: str | None = None  # of bounded size; None: standard error
     end_within_s: float = 30.0  # of an orderly end; what is not done by then is left to the next
@@ -120,6 +121,8 @@ class NodeConfig:
         for name in ("lease_s", "exit_grace_s", "first_owner_s", "end_within_s"):
             if not 0 < getattr(self, name) < 86_400:
                 raise InvalidRequest(f"{name} must be above 0 and below a day")
+        if not (self.collect_every_s == 0 or 60 <= self.collect_every_s < 30 * 86_400):
+            raise InvalidRequest("collect_every_s must be 0, or between a minute and 30 days")
         if self.log_format not in ("text", "json"):
             raise InvalidRequest(f"log_format: {self.log_format[:40]!r} is neither text nor json")
         if self.log_file is not None and not os.path.isabs(self.log_file):

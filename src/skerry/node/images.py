@@ -58,6 +58,9 @@ class Library(Protocol):
     def tidy(self, in_use: Collection[str] = ()) -> None:
         """Removes this node's copies that have been of no use for a while."""
 
+    def hold(self, manifests: Sequence[LayerManifest]) -> None:
+        """Makes their blobs stay for a minute at least."""
+
     def list(self) -> tuple[LayerManifest, ...]:
         """Returns all layers."""
 
@@ -66,6 +69,12 @@ class Library(Protocol):
 
     def remove(self, name: str, in_use: Collection[str] = ()) -> None:
         """Removes a layer that is not in use."""
+
+    def pin(self, name: str) -> LayerManifest:
+        """Makes a layer stay whatever its name does."""
+
+    def unpin(self, name: str) -> LayerManifest:
+        """Takes that back."""
 
     def import_tar(self, name: str, fileobj: Reader) -> LayerManifest:
         """Makes a layer of an archive."""
@@ -131,6 +140,7 @@ class Images:
 
     def _plan(self, names: tuple[str, ...]) -> Environment:
         manifests = self._library.resolve(names)
+        self._library.hold(manifests)  # before it is looked whether all blobs are there
         digests = tuple(one.digest for one in manifests)
         return Environment(self._library.plan(manifests), digests, composed_config(manifests))
 
@@ -156,6 +166,12 @@ class Images:
         await self._call(lambda: self._library.remove(name, in_use))
         self._plans.clear()
         return manifest
+
+    async def pin(self, name: str, *, on: bool) -> LayerManifest:
+        """Makes a layer stay, or takes that back; NotFound."""
+        return await self._call(
+            lambda: self._library.pin(name) if on else self._library.unpin(name)
+        )
 
     async def import_tar(self, name: str, chunks: AsyncIterator[bytes]) -> LayerManifest:
         """Makes a layer of an archive that is read no faster than it is unpacked.

@@ -103,11 +103,13 @@ async def alive(node: Node, hurry: asyncio.Event | None = None) -> AsyncIterator
                 except SkerryError as error:
                     raise Unavailable(f"backend {name}: {error.message}") from error
                 started.append(name)
+            await node.keeper.recall()
             await recover(node)
             node.drain.recall()
-            async with node.idle.working():
+            async with node.idle.working(), node.keeper.working():
                 yield
         finally:
+            await node.keeper.end()
             await _end_parts(node, started, hurry)
 
 

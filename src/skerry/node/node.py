@@ -37,6 +37,7 @@ class Node:
         self.sandboxes = parts.sandboxes
         self.owners = parts.owners
         self.images = parts.images
+        self.keeper = parts.keeper
         self.networks = parts.networks
         self.backends = parts.backends
         self.version = parts.version
@@ -75,6 +76,8 @@ class Node:
             "idle_reclaim_bytes_total": self.idle.given_bytes,
             "idle_reclaim_refaults_total": self.idle.policy.refaults,
             "tasks": len(self.tasks),
+            "store_collections_total": self.keeper.collections,
+            "store_freed_bytes_total": self.keeper.freed_bytes,
         }
 
     def check_invariants(self) -> None:

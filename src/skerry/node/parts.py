@@ -14,6 +14,7 @@ from skerry.node.config import NodeConfig
 from skerry.node.gauges.loopwatch import LoopWatch
 from skerry.node.identity import Identity
 from skerry.node.images import Images
+from skerry.node.keeper import Keeper
 from skerry.node.ledger import Ledger
 from skerry.node.life.owners import Owners
 from skerry.node.life.sandboxes import Sandboxes
@@ -39,6 +40,7 @@ class Parts:
     sandboxes: Sandboxes
     owners: Owners
     images: Images
+    keeper: Keeper
     networks: Networks
     backends: Mapping[str, Backend]
     version: str

@@ -13,7 +13,7 @@ from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.stream import events_of
 from skerry.sdk.transfer import Progress, file_chunks, pack_tree
 from skerry.sdk.transport import Transport
-from skerry.spec.layers import LayerKind, LayerManifest, parse_layer_name
+from skerry.spec.layers import CollectReport, LayerKind, LayerManifest, parse_layer_name
 from skerry.wire.http import DebianBody
 
 Log = Callable[[str], None]
@@ -37,6 +37,22 @@ class AsyncImages:
     async def remove(self, name: str) -> None:
         """Removes a name, and its bytes once nothing refers to them; Conflict while in use."""
         await self._transport.call("DELETE", _path(name))
+
+    async def pin(self, name: str) -> LayerManifest:
+        """Makes what the name stands for now stay, whatever its names do later; NotFound."""
+        return await self._transport.call("POST", f"{_path(name)}/pin", LayerManifest)
+
+    async def unpin(self, name: str) -> LayerManifest:
+        """Takes a pin back; NotFound if there is none."""
+        return await self._transport.call("DELETE", f"{_path(name)}/pin", LayerManifest)
+
+    async def collect(self, *, dry_run: bool = False) -> CollectReport:
+        """Removes the bytes that no name, pin, sandbox or lease needs, and says what stays and why.
+
+        Takes ten seconds or a minute and a half (the grace period of the store); a dry run no time.
+        """
+        params = {"dry_run": "1"} if dry_run else None
+        return await self._transport.call("POST", "/v1/store/collect", CollectReport, params=params)
 
     async def import_tar(
         self,

@@ -29,7 +29,7 @@ from skerry.sdk.running import Command
 from skerry.sdk.transfer import Progress, Transfer
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
-from skerry.spec.layers import LayerManifest
+from skerry.spec.layers import CollectReport, LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.control import DrainState, NodeUsage
@@ -1014,6 +1014,21 @@ class Images:
     def remove(self, name: str) -> None:
         """Removes a name, and its bytes once nothing refers to them; Conflict while in use."""
         return self._portal.call(self._inner.remove(name))
+
+    def pin(self, name: str) -> LayerManifest:
+        """Makes what the name stands for now stay, whatever its names do later; NotFound."""
+        return self._portal.call(self._inner.pin(name))
+
+    def unpin(self, name: str) -> LayerManifest:
+        """Takes a pin back; NotFound if there is none."""
+        return self._portal.call(self._inner.unpin(name))
+
+    def collect(self, *, dry_run: bool = False) -> CollectReport:
+        """Removes the bytes that no name, pin, sandbox or lease needs, and says what stays and why.
+
+        Takes ten seconds or a minute and a half (the grace period of the store); a dry run no time.
+        """
+        return self._portal.call(self._inner.collect(dry_run=dry_run))
 
     def import_tar(
         self,

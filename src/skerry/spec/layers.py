@@ -177,3 +177,22 @@ class RootfsPlan(msgspec.Struct, frozen=True):
     def mounts(self) -> tuple[MountedLayer, ...]:
         """Returns what there is to say of the layers once they are mounted."""
         return tuple(MountedLayer(one.digest, one.mode) for one in self.layers)
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """One blob of a collection. `why` it stays: "tag NAME", "pin", "sandbox on NODE", "lease of ..."."""
+
+    digest: str
+    size_bytes: int
+    why: tuple[str, ...] = ()
+
+
+class CollectReport(msgspec.Struct, frozen=True):
+    """What a garbage collection removed, or would remove, and what stays."""
+
+    dry_run: bool
+    removed: tuple[Collected, ...]
+    kept: tuple[Collected, ...]
+    freed_bytes: int
+    kept_bytes: int
+    torn_uploads: int = 0  # broken off long ago, removed too

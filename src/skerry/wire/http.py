@@ -61,6 +61,8 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | GET images | -> list of LayerManifest |
 | GET, DELETE images/NAME | -> LayerManifest |
 | POST images/NAME/import?kind=tar | tar, streamed -> LayerManifest |
+| POST, DELETE images/NAME/pin | -> LayerManifest; POST: it stays whatever its names do |
+| POST store/collect?dry_run= | -> CollectReport; waits for the store's grace period |
 | POST images/NAME/debian | DebianBody -> stream of StreamEvent (log lines, then manifest) |
 | GET connection?owner=OWNER (WebSocket) | the node sends OwnerWelcome; sandboxes made with that \
   owner's header live as long as its lease (decision 21) |

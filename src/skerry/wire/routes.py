@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.files import FileInfo, TreeUsage
-from skerry.spec.layers import LayerManifest
+from skerry.spec.layers import CollectReport, LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchResult
 from skerry.wire.control import DrainBody, DrainState, NodeUsage, SandboxChange
@@ -332,6 +332,17 @@ ROUTES: Final[tuple[Route, ...]] = (
         TAR,
         LayerManifest,
         (Param("kind", {"enum": ["tar"]}, "tar"),),
+    ),
+    Route(
+        "POST", "/v1/images/{name}/pin", "Keeps it, whatever its names do.", answer=LayerManifest
+    ),
+    Route("DELETE", "/v1/images/{name}/pin", "Takes a pin back.", answer=LayerManifest),
+    Route(
+        "POST",
+        "/v1/store/collect",
+        "Removes blobs that nothing needs; takes the store's grace period.",
+        answer=CollectReport,
+        params=(Param("dry_run", _FLAG, "1: only says what would go, and why the rest stays"),),
     ),
     Route("POST", "/v1/images/{name}/debian", "Makes a base layer.", DebianBody, STREAM),
     Route(

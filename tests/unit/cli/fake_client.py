@@ -16,7 +16,7 @@ from skerry.errors import NotFound, SkerryError, Unavailable
 from skerry.sdk.transfer import Transfer
 from skerry.spec.command import RunResult
 from skerry.spec.files import FileInfo, FileType, WatchEvent, WatchKind
-from skerry.spec.layers import LayerManifest
+from skerry.spec.layers import Collected, CollectReport, LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.spec.session import SessionSpec
 from skerry.wire.control import DrainState, NodeUsage
@@ -350,6 +350,20 @@ class FakeImages:
 
     async def remove(self, name: str) -> None:
         self.client.calls.append(("remove", name))
+
+    async def pin(self, name: str) -> LayerManifest:
+        self.client.calls.append(("pin", name))
+        return await self.inspect(name)
+
+    async def unpin(self, name: str) -> LayerManifest:
+        self.client.calls.append(("unpin", name))
+        return await self.inspect(name)
+
+    async def collect(self, *, dry_run: bool = False) -> CollectReport:
+        self.client.calls.append(("collect", dry_run))
+        gone = Collected("sha256:" + "a" * 64, 1 << 20)
+        kept = Collected("sha256:" + "b" * 64, 2 << 20, ("pin", "tag base/debian:12"))
+        return CollectReport(dry_run, (gone,), (kept,), 1 << 20, 2 << 20)
 
     async def import_tar(self, name: str, source: Any, **keywords: Any) -> LayerManifest:
         self.client.calls.append(("import_tar", name, source))

@@ -150,3 +150,29 @@ def test_rm_removes_each() -> None:
     client = FakeClient()
     invoke(client, "image", "rm", "base/a", "base/b")
     assert client.calls[-2:] == [("remove", "base/a"), ("remove", "base/b")]
+
+
+def test_gc_says_what_went_and_a_dry_run_why_the_rest_stays() -> None:
+    client = FakeClient()
+    done = invoke(client, "image", "gc")
+    assert client.calls[-1] == ("collect", False)
+    assert "gone" in done.stdout
+    assert "debian" not in done.stdout
+    assert "freed 1 MiB in 1 blobs" in done.stderr
+    dry = invoke(client, "image", "gc", "--dry-run")
+    assert client.calls[-1] == ("collect", True)
+    assert "would go" in dry.stdout
+    assert "pin, tag base/debian:12" in dry.stdout
+    [report] = [
+        json.loads(line) for line in invoke(client, "--json", "image", "gc").stdout.splitlines()
+    ]
+    assert (report["freed_bytes"], report["kept"][0]["why"][0]) == (1 << 20, "pin")
+
+
+def test_pin_and_unpin_name_the_digest() -> None:
+    client = FakeClient()
+    client.layers["debian:12"] = manifest()
+    for word in ("pin", "unpin"):
+        result = invoke(client, "image", word, "debian:12")
+        assert client.calls[-1] == (word, "debian:12")
+        assert result.stdout == f"base/debian:12@{manifest().digest}\n"

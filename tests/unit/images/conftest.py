@@ -10,7 +10,9 @@ import pytest
 
 from skerry.errors import Unavailable
 from skerry.images.erofs import Tools
+from skerry.images.leases import Leases, Timing
 from skerry.images.library import ImageLibrary
+from skerry.images.objects.api import Objects
 from skerry.images.scratch import Spool
 from skerry.images.store import DirectoryStore
 
@@ -34,7 +36,12 @@ def tools() -> Tools:
 
 @pytest.fixture
 def store(tmp_path: Path) -> DirectoryStore:
-    return DirectoryStore(str(tmp_path / "store"))
+    """A store whose collector does not wait: nobody else is at it."""
+    return DirectoryStore(str(tmp_path / "store"), leases=impatient)
+
+
+def impatient(objects: Objects) -> Leases:
+    return Leases(objects, timing=Timing(lag_s=0.0, margin_s=0.0, window_s=60.0, keep_s=0.0))
 
 
 @pytest.fixture
@@ -50,12 +57,12 @@ def as_root() -> None:
 
 @pytest.fixture
 def files_of() -> Callable[[DirectoryStore], list[str]]:
-    """Every file of a store but its lock and version, relative to its root."""
+    """Every file of a store that says something of layers, relative to its root."""
 
     def find(store: DirectoryStore) -> list[str]:
         found = []
         for top, _, names in os.walk(store.root):
             found += [os.path.relpath(os.path.join(top, name), store.root) for name in names]
-        return sorted(set(found) - {"lock", "version"})
+        return sorted(name for name in found if not name.startswith(("version", "gc/", "leases/")))
 
     return find

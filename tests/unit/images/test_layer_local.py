@@ -95,6 +95,7 @@ def test_same_data_is_stored_once_and_stays_while_one_layer_needs_it(
     node.collect()
     assert {blob.digest for blob in store.list()} == first.blobs()
     node.remove("base/b")
+    node.collect()
     assert list(store.list()) == []
     blobs = Path(store.root, "blobs")
     assert [path for path in blobs.rglob("*") if path.is_file()] == []

@@ -103,6 +103,14 @@ class FakeLibrary:
     def tidy(self, in_use: Collection[str] = ()) -> None:
         self.tidied.append(set(in_use))
 
+    def hold(self, manifests: Sequence[LayerManifest]) -> None:
+        pass
+
+    def pin(self, name: str) -> LayerManifest:
+        return self.inspect(name)
+
+    unpin = pin
+
     def list(self) -> tuple[LayerManifest, ...]:
         return tuple(self.layers.values())
 

@@ -65,6 +65,8 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     ("/v1/images", {"GET": images.list_all}),
     ("/v1/images/{name:path}/import", {"POST": images.import_tar}),
     ("/v1/images/{name:path}/debian", {"POST": images.debian}),
+    ("/v1/images/{name:path}/pin", {"POST": images.pin, "DELETE": images.unpin}),
+    ("/v1/store/collect", {"POST": images.collect}),
     ("/v1/images/{name:path}", {"GET": images.inspect, "DELETE": images.remove}),
     ("/v1/health", {"GET": meta.health}),
     (

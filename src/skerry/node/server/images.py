@@ -33,6 +33,27 @@ async def remove(node: Node, exchange: Exchange) -> None:
     """DELETE /v1/images/NAME."""
     exchange.allow()
     await exchange.reply(await node.images.remove(_name(exchange)))
+    node.keeper.collect_soon()
+
+
+async def pin(node: Node, exchange: Exchange) -> None:
+    """POST /v1/images/NAME/pin."""
+    exchange.allow()
+    await exchange.reply(await node.images.pin(_name(exchange), on=True))
+
+
+async def unpin(node: Node, exchange: Exchange) -> None:
+    """DELETE /v1/images/NAME/pin."""
+    exchange.allow()
+    await exchange.reply(await node.images.pin(_name(exchange), on=False))
+    node.keeper.collect_soon()
+
+
+async def collect(node: Node, exchange: Exchange) -> None:
+    """POST /v1/store/collect."""
+    exchange.allow("dry_run")
+    report = await node.keeper.collect(dry_run=exchange.flag("dry_run"))
+    await exchange.reply(report)
 
 
 async def import_tar(node: Node, exchange: Exchange) -> None:

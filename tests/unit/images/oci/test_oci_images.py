@@ -125,8 +125,7 @@ def test_large_image_is_a_base_of_parts_that_live_and_go_together(
     assert find_merged([upper, lower], b"d/old") is None
     assert find_merged([upper, lower], b"tmp").mode == 0o1777
     assert upper.find(b"again") is upper.find(b"d/keep")  # both names are the upper part's now
-    collected = library.collect()
-    assert not collected
+    assert library.collect().removed == ()
     assert library.resolve(["app:1"]) == (made,)
     library.remove("app:1")
     library.collect()
