@@ -23,6 +23,7 @@ PACKAGES=(
     btrfs-progs                                             # store of writable layers
     mmdebstrap debian-archive-keyring                       # base images
     iproute2 util-linux procps git xz-utils                 # tests and their leak census
+    openssl                                                 # tests of object stores over TLS
     bubblewrap runc                                         # peers in the benchmarks
     shellcheck                                              # make lint
 )

@@ -35,9 +35,11 @@ class LiveNode:
     ) -> None:
         self.state = tempfile.mkdtemp(prefix="skerry-state-", dir=below)
         self.run = tempfile.mkdtemp(prefix="skerry-", dir="/run")
-        self.store = store or f"{self.state}/store"
+        # "": the options say where.
+        self.store = f"{self.state}/store" if store is None else store
         self._config = Path(self.state, "node.toml")
-        self._config.write_text(f'store_dir = "{self.store}"\nkeep_on_exit = false\n{options}\n')
+        place = f'store_dir = "{self.store}"\n' if self.store else ""
+        self._config.write_text(f"{place}keep_on_exit = false\n{options}\n")
         self._argv = [*(program or (sys.executable, "-m", "skerry.cli.main")), "node"]
         self._argv += ["--config", str(self._config), "--state", self.state, "--run", self.run]
         self._process: subprocess.Popen[bytes] | None = None

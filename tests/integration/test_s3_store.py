@@ -340,6 +340,15 @@ def test_listing_goes_over_pages_and_through_faults(objects: S3Objects, s3_link)
     assert s3_link.counts().injected == {"status": 1, "cut": 1}
 
 
+def test_what_others_keep_in_the_bucket_is_not_listed(objects: S3Objects, s3_server) -> None:
+    objects.put_bytes("tags/x", b"x", replace=True)
+    for name in (".hidden", "tags/a%20b", "tags/.part", "tags//x", "tags/%C3%A9"):
+        path = f"/{s3_server.bucket}/{objects.place.prefix}{name}"
+        assert s3_server.request("PUT", path, body=b"?")[0] == 200
+    assert [key for key, _ in objects.list("")] == ["tags/x"]
+    assert [key for key, _ in objects.list("tags/")] == ["tags/x"]
+
+
 def test_good_store_is_found_good_and_left_empty(objects: S3Objects) -> None:
     found = try_out(objects)
     assert 0 < found.read_ms < 5000

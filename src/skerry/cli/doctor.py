@@ -12,6 +12,8 @@ from skerry.cli.checks import host_checks
 from skerry.cli.features import feature_checks
 from skerry.cli.findings import Check
 from skerry.cli.group import SkerryCommand
+from skerry.cli.node import node_config, read_config
+from skerry.cli.store_checks import store_check
 from skerry.errors import SkerryError
 
 if TYPE_CHECKING:
@@ -21,16 +23,20 @@ COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "missing": "red"}
 
 
 @click.command(cls=SkerryCommand)
+@click.option("--config", metavar="FILE", help="A node's configuration: try its layer store too.")
 @click.pass_obj
-def doctor(app: App, /) -> int:
+def doctor(app: App, /, *, config: str | None) -> int:
     """Say what this machine can do and what is missing, with what to do about it.
 
-    Starts nothing and changes nothing. Exit status 1 if sandboxes cannot run here.
+    Starts nothing and changes nothing; an object store that --config names is tried with one small
+    object, which is removed again. Exit status 1 if sandboxes cannot run here.
     """
     if app.settings.url is not None:
         checks = [app.wait_for(lambda: remote_check(app))]
     else:
         checks = host_checks(app.settings.state, app.settings.run) + feature_checks()
+        if config is not None:
+            checks.append(store_check(node_config(app.settings, read_config(config), given={})))
         checks += app.wait_for(lambda: node_checks(app))
     for check in checks:
         if app.as_json:

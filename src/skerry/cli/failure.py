@@ -143,6 +143,8 @@ def hint_for(error: SkerryError, *, remote: bool, state: str) -> str | None:
             return f"try again {when}, or free room: `skerry ls` shows what runs"
         case OutcomeUnknown():
             return "the command may have run: look at its effects before you run it again"
+        case StorageFailed() if "reason" in error.fields:
+            return None  # the message says it
         case StorageFailed():
             return "free space, then try again; `skerry doctor` shows the disks"
         case ImageBroken():

@@ -113,6 +113,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
 
     from skerry.density.idle import IdleMarks
     from skerry.density.pressure import Marks
+    from skerry.images.objects.s3_options import S3Options, is_s3
     from skerry.network.services import NetworkConfig, Service
     from skerry.node.config import Limits, NodeConfig
     from skerry.node.registry import DIRECTORY
@@ -121,6 +122,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     refuse_unknown(content.get("limits", {}), Limits, "limits.")
     refuse_unknown(content.get("pressure", {}), Marks, "pressure.")
     refuse_unknown(content.get("idle_reclaim", {}), IdleMarks, "idle_reclaim.")
+    refuse_unknown(content.get("s3", {}), S3Options, "s3.")
     network = content.get("network", {})
     refuse_unknown(network, NetworkConfig, "network.")
     services = network.get("services", {})
@@ -136,6 +138,10 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     if settings.state_dir is None and "state_dir" in content and "store_dir" not in content:
         values["store_dir"] = os.path.join(str(content["state_dir"]), "store")
     values |= content
+    if not is_s3(str(values.get("store", "")) or "/"):
+        if "store_dir" in content and "store" in content:
+            raise InvalidRequest("configuration: store and store_dir both name the layer store")
+        values["store_dir"] = values.pop("store", "") or values["store_dir"]
     if settings.state_dir is not None:
         values["state_dir"] = settings.state
     if settings.run_dir is not None:

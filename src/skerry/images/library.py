@@ -302,7 +302,8 @@ class ImageLibrary(Removal):
     def _metadata(self, manifest: LayerManifest) -> str:
         in_place = manifest.data_digest is None and manifest.size_bytes > _COPIED_BYTES_MAX
         # Layers of before data blobs stay where a launcher of before may mount them.
-        if self._local is None or in_place or manifest.version < 2:
+        in_place = in_place or manifest.version < 2
+        if self._local is None or (in_place and self.store.has_files):
             return self.store.path(manifest.digest)
         return self._local.metadata(manifest, lambda: self.store.pieces(manifest.digest))
 

@@ -23,7 +23,7 @@ from skerry.errors import NotFound, StorageFailed
 from skerry.images import keys
 from skerry.images.chunks import ChunkList, Codec
 from skerry.images.leases import Leases
-from skerry.images.objects.api import Objects
+from skerry.images.objects.api import Objects, Patient
 from skerry.images.objects.directory import DirectoryObjects
 from skerry.images.older import convert_version_1
 from skerry.images.records import Pin, Tag, decode
@@ -48,14 +48,36 @@ class Blob(NamedTuple):
 class LayerStore:
     """Layers in a store. All calls may block, from any thread; StorageFailed where the store fails.
 
-    Raises StorageFailed for a store of a version that this program does not know.
+    Raises StorageFailed for a store of a version that this program does not know, or which fails.
     """
 
     def __init__(self, objects: Objects, leases: Leases | None = None) -> None:
-        self.objects = objects
+        self._objects = objects
         self.leases = leases or Leases(objects)
         # Of each listing what was read: by key the object's version, and the record.
         self._read: dict[str, dict[str, tuple[str, object]]] = {}
+        self._known = False
+        if self.has_files:
+            self._check_version()
+
+    @property
+    def objects(self) -> Objects:
+        """The store, once it is known that its version is ours.
+
+        A store that is reached over a network is asked at the first use: a node has to be able to
+        start, and to look after its sandboxes, while its store is away.
+        """
+        if not self._known:
+            self._check_version()
+        return self._objects
+
+    def hurry(self) -> None:
+        """The process is to end: a store that does not answer is not waited for any more."""
+        if isinstance(self._objects, Patient):
+            self._objects.hurry()
+
+    def _check_version(self) -> None:
+        objects = self._objects
         found = objects.get(keys.VERSION, 64)
         if found is None:
             objects.put_bytes(keys.VERSION, f"{VERSION}\n".encode(), replace=False)
@@ -65,6 +87,7 @@ class LayerStore:
             raise StorageFailed(
                 f"the layer store {objects.where} has version {version[:20]!r}, not {VERSION}"
             )
+        self._known = True
 
     # --- adding ---
 
@@ -135,6 +158,11 @@ class LayerStore:
         if not self.has(digest, part):
             raise NotFound(f"no layer with digest {digest} in {self.objects.where}")
         return path
+
+    @property
+    def has_files(self) -> bool:
+        """Whether blobs are files that the kernel may mount in place."""
+        return self._objects.local_path(keys.VERSION) is not None
 
     def has(self, digest: str, part: str = "") -> bool:
         """Says whether it is there."""

@@ -16,7 +16,8 @@ from skerry.images.leases import Leases, Timing
 from skerry.images.library import ImageLibrary
 from skerry.images.local import LocalLayers
 from skerry.images.objects.api import Objects
-from skerry.images.store import DirectoryStore
+from skerry.images.objects.s3 import S3Objects
+from skerry.images.store import DirectoryStore, LayerStore
 from skerry.node import registry as nodes
 from skerry.node.admission.doors import Admission
 from skerry.node.clock import Clock, SystemClock
@@ -115,7 +116,7 @@ def build_node(
 
 def _directories(config: NodeConfig) -> None:
     """Makes what must be there when the launcher starts: it binds them."""
-    for path in (config.state_dir, config.run_dir, config.store_dir, _local_layers(config)):
+    for path in (config.state_dir, config.run_dir, *_layer_dirs(config)):
         os.makedirs(path, mode=0o700, exist_ok=True)
 
 
@@ -141,8 +142,9 @@ def _keeper(
     config: NodeConfig, clock: Clock, kept: ImageLibrary | None, sandboxes: Sandboxes
 ) -> Keeper:
     leases = kept.store.leases if kept else None
+    hurry = kept.store.hurry if kept else None
     every = config.collect_every_s
-    return Keeper(leases, kept, sandboxes.digests, clock, collect_every_s=every)
+    return Keeper(leases, kept, sandboxes.digests, clock, collect_every_s=every, hurry=hurry)
 
 
 def _journal(config: NodeConfig, clock: Clock) -> Journal:
@@ -187,7 +189,7 @@ def _backends(config: NodeConfig, identity: Identity) -> dict[str, Backend]:
             state_dir=os.path.join(config.state_dir, name),
             run_dir=os.path.join(config.run_dir, name),
             node=identity.name,
-            layer_dirs=(config.store_dir, _local_layers(config)),
+            layer_dirs=_layer_dirs(config),
             orphan_after_s=config.orphans_end_after_s,
             **config.backend_options.get(name, {}),
         )
@@ -196,11 +198,24 @@ def _backends(config: NodeConfig, identity: Identity) -> dict[str, Backend]:
 
 
 def _library(config: NodeConfig, node: str) -> ImageLibrary:
-    store = DirectoryStore(config.store_dir, leases=lambda objects: _leases(objects, node))
+    store = _store(config, node)
     # On a disk of this host: on a shared one nobody could tell whose scratch was left behind.
     scratch = os.path.join(config.state_dir, "scratch")
     local = LocalLayers(_local_layers(config))
     return ImageLibrary(store, Tools(config.cache_dir), scratch, local=local)
+
+
+def _store(config: NodeConfig, node: str) -> LayerStore:
+    if not config.store:
+        return DirectoryStore(config.store_dir, leases=lambda objects: _leases(objects, node))
+    objects = S3Objects(config.store, config.s3)
+    return LayerStore(objects, _leases(objects, node))
+
+
+def _layer_dirs(config: NodeConfig) -> tuple[str, ...]:
+    """Returns where the launcher mounts layers from."""
+    local = _local_layers(config)
+    return (local,) if config.store else (config.store_dir, local)
 
 
 def _local_layers(config: NodeConfig) -> str:

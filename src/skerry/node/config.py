@@ -9,6 +9,7 @@ from typing import Any
 from skerry.density.idle import IdleMarks
 from skerry.density.pressure import Marks
 from skerry.errors import InvalidRequest
+from skerry.images.objects.s3_options import S3Options, parse_place
 from skerry.network.services import NetworkConfig
 from skerry.spec.limits import GIB, MIB, parse_bytes
 
@@ -51,7 +52,9 @@ class NodeConfig:
 
     state_dir: str  # node name, epoch, journal, spooled output
     run_dir: str  # sockets; on a tmpfs
-    store_dir: str  # layers
+    store_dir: str  # layers, unless `store` names a bucket
+    store: str = ""  # "s3://BUCKET/PREFIX": layers there; "": in store_dir
+    s3: S3Options = field(default_factory=S3Options)  # how that bucket is reached
     cache_dir: str = "/var/cache/skerry"  # image tools and archives that can be had again
     socket: str = ""  # API on a unix socket, mode 0600; "": node.sock in run_dir
     tcp: str | None = None  # API on "host:port" too; needs tokens; port 0 takes a free one
@@ -96,6 +99,9 @@ class NodeConfig:
         for name in ("state_dir", "run_dir", "store_dir", "cache_dir"):
             if not os.path.isabs(getattr(self, name)):
                 raise InvalidRequest(f"{name} must be an absolute path")
+        if self.store:
+            parse_place(self.store)
+        self.s3.check()
         if len(os.fsencode(self.socket_path)) > 107:
             raise InvalidRequest(f"socket: {self.socket_path} is longer than a socket path may be")
         if not self.backends:

@@ -13,12 +13,14 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from skerry.errors import Bug, SkerryError
+from skerry.images.objects.patience import patient_at_most
 from skerry.node.clock import Clock, sleep
 from skerry.spec.layers import CollectReport
 
 log = logging.getLogger("skerry.node")
 
 RENEW_S = 60.0
+START_WAIT_S = 2.0  # for a store that is away: the sandboxes wait for the node
 KEEP_S = 180.0  # what a create held stays until the sandbox is named as live
 SOON_S = 5.0  # after a removal: what is removed together is collected together
 LEASE_S = 7 * 86_400.0  # a node that is away for longer has lost what only it used
@@ -64,29 +66,44 @@ class Keeper:
         clock: Clock,
         *,
         collect_every_s: float,
+        hurry: Callable[[], None] | None = None,
     ) -> None:
+        """`hurry` makes blocking calls end soon, for a store that does not answer."""
         self._leases, self._sweeper, self._live, self._clock = leases, sweeper, live, clock
         self._every_s = collect_every_s
+        self._hurry = hurry
+        self._settled = False
         self._asked = asyncio.Event()
         self._turn = asyncio.Lock()
         self.collections = 0
         self.freed_bytes = 0
 
     async def recall(self) -> None:
-        """Before anything is recovered: what earlier processes used stays until it is known."""
-        if self._leases is not None:
-            await asyncio.to_thread(self._leases.recall)
+        """Before anything is recovered: what earlier processes used stays until it is known.
+
+        If the store is away, their leases stay in it until it is back.
+        """
+        if self._leases is None:
+            return
+        try:
+            with patient_at_most(START_WAIT_S):
+                await asyncio.to_thread(self._leases.recall)
+        except SkerryError as error:
+            log.warning("the layer store is away: %s", error)
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """Renews and collects within the block; what is live has been recovered."""
         tasks = []
         if self._leases is not None:
-            await self._renew(self._leases.settle)
+            with patient_at_most(START_WAIT_S):
+                await self._settle()
             tasks = [asyncio.create_task(self._renewing()), asyncio.create_task(self._collecting())]
         try:
             yield
         finally:
+            if self._hurry is not None:
+                self._hurry()
             for task in tasks:
                 task.cancel()
             if tasks:
@@ -123,17 +140,26 @@ class Keeper:
         self.freed_bytes += report.freed_bytes
         return report
 
-    async def _renew(self, write: Callable[[Collection[str]], object]) -> None:
+    async def _renew(self, write: Callable[[Collection[str]], object]) -> bool:
         live = tuple(self._live())
         try:
             await asyncio.to_thread(write, live)
         except SkerryError as error:
             log.warning("the lease on the layer store was not renewed: %s", error)
+            return False
+        return True
+
+    async def _settle(self) -> None:
+        if self._leases is not None:
+            self._settled = await self._renew(self._leases.settle)
 
     async def _renewing(self) -> None:
         while self._leases is not None:
             await sleep(self._clock, RENEW_S)
-            await self._renew(self._leases.renew)
+            if self._settled:
+                await self._renew(self._leases.renew)
+            else:
+                await self._settle()
 
     async def _collecting(self) -> None:
         while self._every_s > 0 and self._sweeper is not None:

@@ -41,6 +41,19 @@ def test_swap_and_idle_reclaim_are_configured() -> None:
     assert node_config(Settings(), content, {"zram": "2GiB"}).zram == "2GiB"
 
 
+def test_store_is_a_directory_or_a_bucket() -> None:
+    made = node_config(Settings(), {"store": "/shared/layers"}, {})
+    assert (made.store, made.store_dir) == ("", "/shared/layers")
+    content = {"store": "s3://layers/a", "s3": {"endpoint": "http://[::1]:9", "region": "r-1"}}
+    made = node_config(Settings(), content, {})
+    assert (made.store, made.s3.endpoint, made.s3.region) == (
+        "s3://layers/a",
+        "http://[::1]:9",
+        "r-1",
+    )
+    assert made.s3.secret_key == "env:AWS_SECRET_ACCESS_KEY"
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -60,6 +73,14 @@ def test_swap_and_idle_reclaim_are_configured() -> None:
         {"tcp": "127.0.0.1:1"},  # without tokens
         {"tcp": "nowhere", "tokens": [TOKEN]},
         {"state_dir": "relative"},
+        {"store": "relative"},
+        {"store": "s3://"},
+        {"store": "s3:bucket"},
+        {"store": "/a", "store_dir": "/b"},
+        {"store": 3},
+        {"s3": {"bucket": "b"}},
+        {"s3": {"secret_key": "the secret itself"}},
+        {"s3": {"endpoint": "http://user:word@host"}},
     ],
 )
 def test_a_configuration_with_a_mistake_is_refused(content: dict[str, object]) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from skerry.errors import Bug
 
@@ -80,6 +80,14 @@ class Objects(Protocol):
 
     def sweep(self, older_than_s: float) -> int:
         """Removes what broken-off uploads left, older than that; returns how many there were."""
+
+
+@runtime_checkable
+class Patient(Protocol):
+    """A store that waits for a network, and can be told not to."""
+
+    def hurry(self) -> None:
+        """The process is to end: from now on no call is repeated."""
 
 
 def check_key(key: str) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from skerry.errors import ImageBroken, InvalidRequest, NotFound, Unavailable
+from skerry.errors import Bug, ImageBroken, InvalidRequest, NotFound, Unavailable
 from skerry.images.objects import s3_faults
 from skerry.images.objects.api import Stat, check_key, check_prefix
 from skerry.images.objects.patience import Failed, Patience
@@ -170,7 +170,9 @@ class S3Objects:
         while True:
             page = self._page(whole, last)
             for found in page:
-                yield found["path"].removeprefix(self.place.prefix), self._stat(found)
+                key = found["path"].removeprefix(self.place.prefix)
+                if _is_key(key):  # others may keep what they like in a bucket
+                    yield key, self._stat(found)
             if len(page) < _LIST_PAGE:
                 return
             last = page[-1]["path"]
@@ -212,6 +214,11 @@ class S3Objects:
                 self._uploads.abort(one.key, one.upload)
                 swept += 1
         return swept
+
+    def hurry(self) -> None:
+        """The process is to end: from now on no call is repeated."""
+        self.patience.hurry()
+        self._brief_patience.hurry()
 
     # --- inner parts ---
 
@@ -299,6 +306,14 @@ def _open(bucket: str, options: S3Options, keys: _FreshKeys) -> S3Store:
         retry_config={"max_retries": 0, "retry_timeout": never},
         credential_provider=keys,
     )
+
+
+def _is_key(key: str) -> bool:
+    try:
+        check_key(key)
+    except Bug:
+        return False
+    return True
 
 
 def _refuse_no_bucket(error: FileNotFoundError) -> None:

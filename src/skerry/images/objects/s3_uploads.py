@@ -13,6 +13,7 @@ import http.client
 import os
 import re
 import ssl
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -77,13 +78,18 @@ class Uploads:
         if not upload:
             raise StorageFailed(f"{what}: the store gave no name to an upload", reason="refused")
         pool = ThreadPoolExecutor(min(count, self._options.parts_in_flight), "s3-upload")
+        failed = threading.Event()
         try:
             with _Source(path) as source:
 
                 def send(number: int) -> str:
                     body = source.read((number - 1) * part_bytes, part_bytes)
                     query = {"partNumber": str(number), "uploadId": upload}
-                    return self._ask("PUT", key, query, body, what=what).tag
+                    try:
+                        return self._ask("PUT", key, query, body, what=what, vain=failed.is_set).tag
+                    except BaseException:
+                        failed.set()  # the other parts need not be patient any more
+                        raise
 
                 tags = list(pool.map(send, range(1, count + 1)))
             won = self._complete(key, upload, tags, what)
@@ -160,6 +166,7 @@ class Uploads:
         *,
         what: str,
         good: tuple[int, ...] = (200,),
+        vain: Callable[[], bool] = lambda: False,
     ) -> _Answer:
         """Sends a signed request until it is answered with a good status."""
         path = f"{self._base}/{encoded(key)}" if key else self._base or "/"
@@ -184,7 +191,7 @@ class Uploads:
                 raise Failed(s3_faults.of_body(status, answer.body))
             return answer
 
-        return self._patience.run(what, attempt)
+        return self._patience.run(what, attempt, vain=vain)
 
     def _send(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> _Answer:
         timeout = self._options.timeout_s
