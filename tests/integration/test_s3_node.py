@@ -15,8 +15,12 @@ from skerry.errors import StorageFailed
 from skerry.images.blobread import BlobReader, fetch_list
 from skerry.images.chunks import Codec
 from skerry.images.keys import blob
+from skerry.images.local import LocalLayers
 from skerry.images.objects.s3 import S3Objects
-from skerry.images.store import LIST, SUFFIXES
+from skerry.images.opened import read_layer
+from skerry.images.scratch import Spool, scratch_directory
+from skerry.images.store import LIST, SUFFIXES, LayerStore
+from skerry.images.tarimport import ImportLimits
 from skerry.testing.link import Fault
 from skerry.testing.rootfs import container_reason
 
@@ -75,6 +79,32 @@ async def test_imported_layer_lies_in_the_bucket_and_not_on_the_node(
     assert chunks.codec in (Codec.NONE, Codec.ZSTD)
     big = [path for path in Path(node.state).rglob("*") if path.is_file()]
     assert sum(path.stat().st_blocks * 512 for path in big if "uppers" not in path.name) < 1 << 20
+
+
+async def test_metadata_and_data_that_come_damaged_are_fetched_again(
+    node: LiveNode, objects: S3Objects, s3_link, tmp_path: Path
+) -> None:
+    async with node.client() as client:
+        made = await client.images.import_tar("workspace/one", archive())
+    store = LayerStore(objects)
+    local = LocalLayers(str(tmp_path / "layers"))
+    digest = str(made.data_digest)
+    s3_link.faults(Fault("flip", match="^GET .*/blobs/", after=100, times=1))
+    local.metadata(made, lambda: store.pieces(made.digest))
+    s3_link.faults(Fault("flip", match="^GET .*/blobs/", after=100, times=1))
+    local.chunk_list(digest, lambda: store.chunk_list(digest))
+    assert s3_link.counts().injected["flip"] == 2
+    s3_link.faults(Fault("flip", after=2000, share=0.3))
+    with scratch_directory(str(tmp_path / "scratch")) as scratch:
+        spool = Spool(scratch)
+        tree = read_layer(store, made, scratch, spool, ImportLimits())
+        seen = {
+            entry.path.decode(): b"".join(entry.data())
+            for entry in tree.entries(spool)
+            if entry.data is not None
+        }
+        spool.close()
+    assert seen == FILES
 
 
 async def test_removed_layer_leaves_the_bucket(node: LiveNode, objects: S3Objects) -> None:

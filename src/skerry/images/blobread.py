@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from skerry.errors import ImageBroken, LayerDamaged, NotFound, StorageFailed
 from skerry.images.chunks import CONTENT_BYTES_MAX, ChunkList, Codec, decode_list, list_bytes
@@ -17,9 +18,25 @@ from skerry.images.objects.api import Objects
 
 log = logging.getLogger("skerry.images")
 
+_T = TypeVar("_T")
+
 REFETCHES = 3
 REFETCH_AFTER_S = 0.2
 LIST_BYTES_MAX = list_bytes(CONTENT_BYTES_MAX, Codec.ZSTD)
+
+
+def until_right(where: str, fetch: Callable[[], _T]) -> _T:
+    """Returns what `fetch` returns; while that is damaged (LayerDamaged) it is fetched again.
+
+    Raises LayerDamaged if it stays so.
+    """
+    for tries in range(REFETCHES):
+        try:
+            return fetch()
+        except LayerDamaged as error:
+            log.warning("%s: %s; fetching it again", where, error.message)
+            time.sleep(REFETCH_AFTER_S * tries)
+    return fetch()
 
 
 def fetch_list(objects: Objects, key: str, digest: str) -> ChunkList:
@@ -27,21 +44,17 @@ def fetch_list(objects: Objects, key: str, digest: str) -> ChunkList:
 
     Raises LayerDamaged if the store has another one, StorageFailed if it has none or fails.
     """
-    for tries in range(REFETCHES + 1):
+
+    def fetch() -> ChunkList:
         try:
             data = objects.get(key, LIST_BYTES_MAX)
         except ImageBroken as error:
             raise LayerDamaged(error.message, digest=digest) from error
         if data is None:
             raise StorageFailed(f"the chunk list of {digest} is gone from {objects.where}")
-        try:
-            return decode_list(data, digest)
-        except LayerDamaged as error:
-            if tries == REFETCHES:
-                raise
-            log.warning("%s: %s; fetching it again", objects.where, error.message)
-            time.sleep(REFETCH_AFTER_S * tries)
-    raise AssertionError("the last try returns or raises")
+        return decode_list(data, digest)
+
+    return until_right(objects.where, fetch)
 
 
 class BlobReader:

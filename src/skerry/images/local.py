@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from skerry.errors import LayerDamaged
+from skerry.images.blobread import until_right
 from skerry.images.chunks import ChunkList, decode_list
 from skerry.images.pair import data_digest_of
 from skerry.images.scratch import CHUNK_BYTES, storage_errors
@@ -88,7 +89,7 @@ class LocalLayers:
         with self._turn(name), storage_errors(f"copying a layer's metadata to {self.root}"):
             if not (name in self._checked and _touch(path)):
                 if not _is_right(path, check):
-                    self._copy(path, pieces, check)
+                    until_right("the layer store", lambda: self._copy(path, pieces, check))
                 self._checked.add(name)
         return path
 

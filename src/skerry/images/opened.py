@@ -7,13 +7,15 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import IO
 
 from skerry.errors import LayerDamaged
-from skerry.images.chunks import Codec, decode_list
+from skerry.images import keys
+from skerry.images.blobread import BlobReader, fetch_list, until_right
 from skerry.images.entry import BELOW, Tree
 from skerry.images.erofsread import FileSource, read_image
 from skerry.images.scratch import Spool, storage_errors
-from skerry.images.store import LayerStore
+from skerry.images.store import LIST, SUFFIXES, LayerStore
 from skerry.images.tarimport import ImportLimits
 from skerry.spec.layers import LayerManifest
 
@@ -28,7 +30,7 @@ def read_layer(
     """
     with contextlib.ExitStack() as stack:
         image = stack.enter_context(_metadata(store, layer, scratch))
-        data = None if layer.data_digest is None else _Data(store, layer)
+        data = None if layer.data_digest is None else _data(store, layer)
         tree = read_image(image, data, spool, limits)
     tree.root.xattrs.pop(BELOW, None)
     return tree
@@ -36,19 +38,11 @@ def read_layer(
 
 @contextlib.contextmanager
 def _metadata(store: LayerStore, layer: LayerManifest, scratch: str) -> Iterator[FileSource]:
-    digest = hashlib.sha256()
     with storage_errors("copying a layer to the scratch directory"):
         fd, path = tempfile.mkstemp(dir=scratch)
-        with open(fd, "wb") as file:
-            for piece in store.pieces(layer.digest):
-                digest.update(piece)
-                file.write(piece)
     try:
-        if f"sha256:{digest.hexdigest()}" != layer.digest:
-            raise LayerDamaged(
-                f"{layer.name}: the store's {layer.digest} has another digest: make the layer again",
-                digest=layer.digest,
-            )
+        with open(fd, "wb") as file:
+            until_right(store.objects.where, lambda: _copy(store, layer, file))
         source = FileSource(path)
     finally:
         os.unlink(path)
@@ -58,25 +52,22 @@ def _metadata(store: LayerStore, layer: LayerManifest, scratch: str) -> Iterator
         source.close()
 
 
-class _Data:
-    """The content of a data blob, whatever form it is stored in."""
+def _copy(store: LayerStore, layer: LayerManifest, file: IO[bytes]) -> None:
+    digest = hashlib.sha256()
+    with storage_errors("copying a layer to the scratch directory"):
+        file.seek(0)
+        file.truncate()
+        for piece in store.pieces(layer.digest):
+            digest.update(piece)
+            file.write(piece)
+    if f"sha256:{digest.hexdigest()}" != layer.digest:
+        raise LayerDamaged(
+            f"{layer.name}: the store's {layer.digest} has another digest: make the layer again",
+            digest=layer.digest,
+        )
 
-    def __init__(self, store: LayerStore, layer: LayerManifest) -> None:
-        self._store = store
-        self._digest = str(layer.data_digest)
-        self._codec = Codec(layer.data_codec)
-        self._chunks = decode_list(b"".join(store.chunk_list(self._digest)), self._digest)
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Returns a range, each chunk of it checked."""
-        chunks = self._chunks.touched(offset, length)
-        if not chunks:
-            return b""
-        content = b"".join(map(self._chunk, chunks))
-        begin = offset - self._chunks.span(chunks.start).offset
-        return content[begin : begin + length]
-
-    def _chunk(self, chunk: int) -> bytes | memoryview:
-        at, size = self._chunks.stored_span(chunk)
-        stored = self._store.read_data(self._digest, self._codec, at, size)
-        return self._chunks.open_chunk(chunk, stored)
+def _data(store: LayerStore, layer: LayerManifest) -> BlobReader:
+    digest = str(layer.data_digest)
+    chunks = fetch_list(store.objects, keys.blob(digest, LIST), digest)
+    return BlobReader(store.objects, keys.blob(digest, SUFFIXES[chunks.codec]), chunks)
