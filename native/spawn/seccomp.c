@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -75,41 +76,66 @@ struct range {
 	enum action action;
 };
 
+/* What the program may end in, once each: every branch jumps there. So it is half as long as with an end a
+ * branch; the kernel keeps the text of it, and a translation, for each sandbox. */
+enum end { END_ALLOW, END_DENY, END_ABSENT, END_FAMILY, ENDS };
+
+static const uint32_t ends[ENDS] = {
+	[END_ALLOW] = SECCOMP_RET_ALLOW, [END_DENY] = SECCOMP_RET_ERRNO | EPERM,
+	[END_ABSENT] = SECCOMP_RET_ERRNO | ENOSYS, [END_FAMILY] = SECCOMP_RET_ERRNO | EAFNOSUPPORT,
+};
+
+/* Written from its end to its beginning, since jumps go forward only. A place is a number of instructions
+ * from the end; those of the ends are their numbers in `ends`. */
 struct program {
 	struct sock_filter *at;
 	unsigned used, size;
 };
 
-static void emit(struct program *p, uint16_t code, uint32_t k, uint8_t yes, uint8_t no)
+static unsigned distance(struct program *p, unsigned place)
 {
-	if (p->used < p->size)
-		p->at[p->used] = (struct sock_filter)BPF_JUMP(code, k, yes, no);
-	p->used++;
+	unsigned between = p->used - 1 - place;
+
+	if (between > UINT8_MAX)
+		p->used = p->size + 1; /* found by seccomp_build */
+	return between;
 }
 
-static void emit_return(struct program *p, uint32_t value)
+/* Puts an instruction in front of the others, and returns its place. */
+static unsigned put(struct program *p, uint16_t code, uint32_t k, unsigned yes, unsigned no)
 {
-	emit(p, BPF_RET | BPF_K, value, 0, 0);
+	if (p->used < p->size)
+		p->at[p->size - 1 - p->used] = (struct sock_filter)BPF_JUMP(code, k, (uint8_t)yes, (uint8_t)no);
+	return p->used++;
+}
+
+static unsigned put_branch(struct program *p, uint16_t test, uint32_t k, unsigned yes, unsigned no)
+{
+	return put(p, BPF_JMP | test | BPF_K, k, distance(p, yes), distance(p, no));
+}
+
+static unsigned put_load(struct program *p, size_t offset)
+{
+	return put(p, BPF_LD | BPF_W | BPF_ABS, (uint32_t)offset, 0, 0);
 }
 
 /* Low half of an argument: both architectures are little-endian, and the kernel looks at no more of
  * the arguments that are checked here. */
-static void emit_argument(struct program *p, unsigned index)
+static unsigned put_argument(struct program *p, unsigned index)
 {
-	emit(p, BPF_LD | BPF_W | BPF_ABS, (uint32_t)(offsetof(struct seccomp_data, args) + 8 * index), 0, 0);
+	return put_load(p, offsetof(struct seccomp_data, args) + 8 * index);
 }
 
-/* Returns `found` if the loaded word is one of the values, else `other`. */
-static void emit_choice(struct program *p, const uint32_t *values, unsigned count, uint32_t found,
-			uint32_t other)
+/* `found` if the argument is one of the values, else `other`. */
+static unsigned put_choice(struct program *p, unsigned index, const uint32_t *values, unsigned count,
+			   unsigned found, unsigned other)
 {
-	for (unsigned i = 0; i < count; i++)
-		emit(p, BPF_JMP | BPF_JEQ | BPF_K, values[i], (uint8_t)(count - i), 0);
-	emit_return(p, other);
-	emit_return(p, found);
+	for (unsigned i = count; i-- > 0;)
+		other = put_branch(p, BPF_JEQ, values[i], found, other);
+	return put_argument(p, index);
 }
 
-static void emit_action(struct program *p, enum action action)
+static unsigned put_action(struct program *p, enum action action)
 {
 	static const uint32_t families[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};
 	static const uint32_t user[] = {CLONE_NEWUSER};
@@ -117,55 +143,36 @@ static void emit_action(struct program *p, enum action action)
 	/* CLONE_NEWTIME is not among them: in clone() its bit belongs to the exit signal. */
 	static const uint32_t namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC |
 					   CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
-	static const uint32_t deny = SECCOMP_RET_ERRNO | EPERM;
 
 	switch (action) {
 	case ALLOW:
-		emit_return(p, SECCOMP_RET_ALLOW);
-		break;
-	case DENY:
-		emit_return(p, deny);
-		break;
+		return END_ALLOW;
 	case ABSENT:
-		emit_return(p, SECCOMP_RET_ERRNO | ENOSYS);
-		break;
+		return END_ABSENT;
 	case CLONE:
-		emit_argument(p, 0);
-		emit(p, BPF_JMP | BPF_JSET | BPF_K, namespaces, 1, 0);
-		emit_return(p, SECCOMP_RET_ALLOW);
-		emit_return(p, deny);
-		break;
+		put_branch(p, BPF_JSET, namespaces, END_DENY, END_ALLOW);
+		return put_argument(p, 0);
 	case SETNS: /* for the agent alone; the filter that commands add closes it */
-		emit_argument(p, 1);
-		emit_choice(p, user, 1, SECCOMP_RET_ALLOW, deny);
-		break;
+		return put_choice(p, 1, user, 1, END_ALLOW, END_DENY);
 	case SOCKET:
-		emit_argument(p, 0);
-		emit_choice(p, families, 4, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO | EAFNOSUPPORT);
-		break;
+		return put_choice(p, 0, families, 4, END_ALLOW, END_FAMILY);
 	case IOCTL: /* both push input into a terminal that another process reads */
-		emit_argument(p, 1);
-		emit_choice(p, terminal, 2, deny, SECCOMP_RET_ALLOW);
+		return put_choice(p, 1, terminal, 2, END_DENY, END_ALLOW);
+	case DENY:
 		break;
 	}
+	return END_DENY;
 }
 
-/* The left half follows its comparison, the right half the left: jumps stay below 256. */
-static void emit_search(struct program *p, const struct range *ranges, unsigned count)
+static unsigned put_search(struct program *p, const struct range *ranges, unsigned count)
 {
-	unsigned at = p->used, left = count / 2;
+	unsigned half = count / 2, low, high;
 
-	if (count == 1) {
-		emit_action(p, ranges->action);
-		return;
-	}
-	emit(p, BPF_JMP | BPF_JGE | BPF_K, ranges[left].first, 0, 0);
-	emit_search(p, ranges, left);
-	if (p->used - at - 1 > UINT8_MAX)
-		p->used = p->size + 1; /* found by seccomp_build */
-	else if (at < p->size)
-		p->at[at].jt = (uint8_t)(p->used - at - 1);
-	emit_search(p, ranges + left, count - left);
+	if (count == 1)
+		return put_action(p, ranges->action);
+	high = put_search(p, ranges + half, count - half);
+	low = put_search(p, ranges, half);
+	return put_branch(p, BPF_JGE, ranges[half].first, high, low);
 }
 
 static int by_number(const void *a, const void *b)
@@ -201,12 +208,16 @@ int seccomp_build(struct sock_filter *out, unsigned size)
 {
 	struct range ranges[2 * RULES + 2];
 	struct program p = {.at = out, .size = size};
-	unsigned count = make_ranges(ranges);
+	unsigned count = make_ranges(ranges), ours;
 
-	emit(&p, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch), 0, 0);
-	emit(&p, BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0);
-	emit_return(&p, SECCOMP_RET_ERRNO | EPERM);
-	emit(&p, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr), 0, 0);
-	emit_search(&p, ranges, count);
-	return p.used <= p.size ? (int)p.used : -E2BIG;
+	for (unsigned i = 0; i < ENDS; i++)
+		put(&p, BPF_RET | BPF_K, ends[i], 0, 0);
+	put_search(&p, ranges, count);
+	ours = put_load(&p, offsetof(struct seccomp_data, nr));
+	put_branch(&p, BPF_JEQ, ARCH, ours, END_DENY);
+	put_load(&p, offsetof(struct seccomp_data, arch));
+	if (p.used > p.size)
+		return -E2BIG;
+	memmove(out, out + p.size - p.used, p.used * sizeof(*out));
+	return (int)p.used;
 }
