@@ -47,13 +47,12 @@ class Channel(asyncio.Protocol):
         self._late: list[bytes] = []  # frames that can wait; sent before any other one
         self._late_since = 0.0
         self._late_timer: asyncio.TimerHandle | None = None
-        self._may_write = asyncio.Event()
-        self._may_write.set()
+        self._resumed: asyncio.Event | None = None  # while the transport wants no more
 
     @property
     def congested(self) -> bool:
         """Whether so much is unsent that nothing new should be begun."""
-        return not self._may_write.is_set() and self._unsent() > UNSENT_BYTES_REFUSE
+        return self._resumed is not None and self._unsent() > UNSENT_BYTES_REFUSE
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the transport."""
@@ -72,11 +71,14 @@ class Channel(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Called by the transport above `UNSENT_BYTES_HIGH`."""
-        self._may_write.clear()
+        if self._resumed is None:
+            self._resumed = asyncio.Event()
 
     def resume_writing(self) -> None:
         """Called by the transport when the agent has read enough."""
-        self._may_write.set()
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            resumed.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the transport."""
@@ -94,7 +96,7 @@ class Channel(asyncio.Protocol):
             data = b"".join((*self._late, data))
             self._late.clear()
         transport.write(data)
-        if not self._may_write.is_set() and self._unsent() > UNSENT_BYTES_MAX:
+        if self._resumed is not None and self._unsent() > UNSENT_BYTES_MAX:
             self.end(Unavailable("the guest agent does not read what is sent to it"))
 
     def send_late(self, frame: bytes) -> None:
@@ -126,8 +128,8 @@ class Channel(asyncio.Protocol):
     async def writable(self) -> None:
         """Returns when content may be sent; raises the channel's error if it has ended."""
         # All who wait are woken at once; what the first ones send may be enough already.
-        while not self._may_write.is_set():
-            await self._may_write.wait()
+        while (resumed := self._resumed) is not None:
+            await resumed.wait()
         if self.lost.done():
             raise same_error(self.lost.result())
 
@@ -141,7 +143,7 @@ class Channel(asyncio.Protocol):
             self._late_timer.cancel()
         if self._transport is not None:
             self._transport.abort()
-        self._may_write.set()
+        self.resume_writing()
         self._on_lost(error)
 
     def _unsent(self) -> int:

@@ -75,7 +75,7 @@ async def test_script_that_is_one_too_many_ends_its_command(connect, monkeypatch
     started(agent, 1, 0)
     await session.started
     monkeypatch.setattr(channel, "UNSENT_BYTES_MAX", 0)
-    client._channel._may_write.clear()
+    client._channel.pause_writing()
     monkeypatch.setattr(client._channel, "_unsent", lambda: 1)
     command = await session.execute(1, b"true", ListSink(), timeout_ms=0, no_output_ms=0)
     with pytest.raises(Unavailable, match="does not read"):

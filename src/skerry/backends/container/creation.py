@@ -135,7 +135,7 @@ async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerI
         cores = parts.cores.take(request.cpu, best_effort=limits.best_effort)
         instance.born(started.pid, process_start(started.pid), cores)
         confine(started.pid, instance.facts.cores)
-        instance.stages = started.step_us
+        slot.rest()
     except BaseException:
         parts.forget(instance.id)
         raise

@@ -57,7 +57,6 @@ class ContainerInstance:
         self.facts = facts
         self.slot = slot
         self.paused = False
-        self.stages: tuple[str, ...] = ()  # of START, "name=microseconds"
         self._parts = parts
         self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._destroying: asyncio.Task[None] | None = None
@@ -149,11 +148,11 @@ class ContainerInstance:
 
     async def _end(self) -> None:
         """Stops it in the launcher and gives its slot back; Unavailable if the launcher is lost."""
-        slot, slots = self.slot, self._parts.slots
+        slot, slots, groups = self.slot, self._parts.slots, self.slot.groups
         try:
             # A group that stays frozen would hold whatever the slot's next sandbox starts in it.
-            thaw = (f"write {slot.groups.work}/cgroup.freeze 0",) if self._froze else ()
-            request = plan.Stop(instance=self.id, read=slot.groups.readings, step=thaw)
+            thaw = (f"write {groups.work}/cgroup.freeze 0",) if self._froze else ()
+            request = plan.Stop(instance=self.id, read=groups.readings, step=thaw)
             stopped = (await self._parts.ask_raw(request)).stop()
         except LauncherFailed as error:
             raise error.to_error() from error
@@ -161,8 +160,8 @@ class ContainerInstance:
         if not stopped.slot_clean:
             # Also if the launcher did not know it: then its processes may still run.
             await self._parts.remains.kill(slot)
-            remove_groups_below(slot.groups.work)
-        whole = len(stopped.read) == len(slot.groups.readings)
+            remove_groups_below(groups.work)
+        whole = len(stopped.read) == len(groups.readings)
         after = self._parts.groups.parse(stopped.read) if whole else Counters()
         clean = stopped.slot_clean and whole
         await slots.release(slot, clean=clean, after=after, why=stopped.text or "")
