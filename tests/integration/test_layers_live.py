@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skerry.errors import Fault, LayerDamaged
@@ -270,3 +271,29 @@ async def test_damage_is_the_platforms_fault_and_mended_bytes_serve_again(
         Path(path).write_bytes(good)
     async with await node_client.sandboxes.create(layers=["toolkit/hurt"]) as sandbox:
         assert await sandbox.files.read("/hurt") == BIG
+
+
+async def test_flipped_bit_in_a_trusted_store_is_found_by_verify_and_mended(
+    node_client, library, layer_store
+):
+    manifest = layer(library, "toolkit/flipped", {"one": BIG, "two": BIG[::-1]})
+    path = DirectoryStore(layer_store).path(str(manifest.data_digest))
+    assert not (await node_client.images.verify("toolkit/flipped")).damage
+    os.chmod(path, 0o644)
+    os.truncate(path, manifest.data_bytes - 1)
+    os.truncate(path, manifest.data_bytes)  # the last block's bytes but not its length
+    with Path(path).open("r+b") as file:  # noqa: ASYNC230
+        file.seek(5000)
+        file.write(b"flipped")
+    check = await node_client.images.verify("toolkit/flipped")
+    [damage] = check.damage
+    assert (damage.digest, damage.chunks[0]) == (manifest.data_digest, 0)
+    assert damage.files[0] == "/one"
+    assert (await node_client.images.verify("toolkit/flipped", remove_damaged=True)).removed
+    with pytest.raises(LayerDamaged, match="gone"):
+        await node_client.sandboxes.create(layers=["toolkit/flipped"])
+    assert layer(
+        library, "toolkit/flipped", {"one": BIG, "two": BIG[::-1]}
+    ) == msgspec.structs.replace(manifest, created=library.inspect("toolkit/flipped").created)
+    async with await node_client.sandboxes.create(layers=["toolkit/flipped"]) as sandbox:
+        assert await sandbox.files.read("/one") == BIG

@@ -15,6 +15,7 @@ from skerry.errors import (
     Bug,
     CallerError,
     ImageBroken,
+    LayerDamaged,
     NotFound,
     OutcomeUnknown,
     Overloaded,
@@ -147,6 +148,8 @@ def hint_for(error: SkerryError, *, remote: bool, state: str) -> str | None:
             return None  # the message says it
         case StorageFailed():
             return "free space, then try again; `skerry doctor` shows the disks"
+        case LayerDamaged():
+            return "`skerry image verify --all` says what is damaged, and how to store it anew"
         case ImageBroken():
             return "remove the layer and make it again: `skerry image rm`, `skerry image build`"
         case Unavailable() if error.fields.get("reason") == "draining":

@@ -19,7 +19,7 @@ from skerry.errors import InvalidRequest
 if TYPE_CHECKING:
     from skerry.aio import Client
     from skerry.cli.buildfile import Build
-    from skerry.spec.layers import CollectReport, LayerManifest
+    from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
 
 SUITES = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
 
@@ -293,6 +293,61 @@ def rm(app: App, /, *, names: tuple[str, ...]) -> None:
                     app.line(name)
 
     app.wait_for(work)
+
+
+@image.command("verify")
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_layer)
+@click.option("--all", "every", is_flag=True, help="All layers of the store.")
+@click.option(
+    "--remove-damaged",
+    is_flag=True,
+    help="Remove damaged blobs, so that making the layer again stores them anew.",
+)
+@click.pass_obj
+def verify(app: App, /, *, names: tuple[str, ...], every: bool, remove_damaged: bool) -> int:
+    """Read all bytes of layers again and compare them with their digests.
+
+    Says which chunks are damaged and which files have bytes there. The exit status is 1 if anything
+    is damaged.
+    """
+    if every == bool(names):
+        raise InvalidRequest("name layers, or give --all")
+
+    async def work() -> list[LayerCheck]:
+        async with app.client() as client:
+            wanted = names
+            if every:
+                # Layers that have several names are read once.
+                found = {item.digest: item.name for item in await client.images.list()}
+                wanted = tuple(sorted(found.values()))
+            checks = []
+            for name in wanted:
+                app.note(f"reading {name}")
+                check = await client.images.verify(name, remove_damaged=remove_damaged)
+                _tell_check(app, check)
+                checks.append(check)
+            return checks
+
+    return 1 if any(check.damage for check in app.wait_for(work)) else 0
+
+
+def _tell_check(app: App, check: LayerCheck) -> None:
+    if app.as_json:
+        app.emit(check)
+        return
+    app.line(f"{check.name}  {'DAMAGED' if check.damage else 'good'}  {size(check.bytes_read)}")
+    for one in check.damage:
+        app.line(f"  {one.part} {one.digest}: {one.problem}")
+        if one.chunks:
+            app.line(f"    chunks {_some([str(chunk) for chunk in one.chunks])}")
+        if one.files:
+            app.line(f"    files {_some(list(one.files))}")
+    if check.removed:
+        app.line("  the damaged blobs are removed: make the layer again")
+
+
+def _some(words: list[str]) -> str:
+    return ", ".join(words[:20]) + (f" and {len(words) - 20} more" if len(words) > 20 else "")
 
 
 @image.command("gc")

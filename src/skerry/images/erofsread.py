@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from skerry.errors import ImageBroken
 from skerry.images.entry import NAME_BYTES_MAX, PATH_BYTES_MAX, Node, Tree, show
-from skerry.images.scratch import CHUNK_BYTES, Spool, storage_errors
+from skerry.images.scratch import CHUNK_BYTES, Content, Spool, storage_errors
 from skerry.images.tarimport import ImportLimits
 from skerry.spec.files import FileType
 
@@ -86,9 +87,28 @@ def read_image(image: Source, data: Source | None, spool: Spool, limits: ImportL
     return _Reader(image, data, spool, limits).tree()
 
 
+def files_at(
+    metadata: bytes, spans: Sequence[tuple[int, int]], limits: ImportLimits, files_max: int
+) -> list[str]:
+    """Returns the files that have bytes in these ranges (offset, length) of the data blob.
+
+    One name of each, and no more than `files_max`. Raises ImageBroken as `read_image` does.
+    """
+    finder = _Finder(metadata, spans, limits)
+    finder.tree()
+    return sorted(show(path) for path in finder.found)[:files_max]
+
+
+class Contents(Protocol):
+    """Where the contents of files go."""
+
+    def add(self, chunks: Iterable[bytes]) -> Content:
+        """Takes the bytes of one file."""
+
+
 class _Reader:
     def __init__(
-        self, image: Source, data: Source | None, spool: Spool, limits: ImportLimits
+        self, image: Source, data: Source | None, spool: Contents, limits: ImportLimits
     ) -> None:
         self._image = image
         self._data = data
@@ -289,6 +309,43 @@ class _Reader:
         if len(raw) != length:
             raise ImageBroken(f"{show(path)}: the image ends too early")
         return raw
+
+
+class _MemorySource:
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._content[offset : offset + length]
+
+
+class _Nothing:
+    """Throws contents away."""
+
+    def add(self, chunks: Iterable[bytes]) -> Content:
+        for _ in chunks:
+            pass
+        return Content(0, 0, b"")
+
+
+class _Finder(_Reader):
+    """Reads no data, but notes which files have some in given ranges."""
+
+    def __init__(
+        self, metadata: bytes, spans: Sequence[tuple[int, int]], limits: ImportLimits
+    ) -> None:
+        data = _MemorySource(b"")
+        super().__init__(_MemorySource(metadata), data, _Nothing(), limits)
+        self.found: set[bytes] = set()
+        self._starts = sorted(offset for offset, _ in spans)
+        self._ends = sorted(offset + length for offset, length in spans)
+
+    def _stretch(self, source: Source, at: int, length: int, path: bytes) -> Iterator[bytes]:
+        if source is not self._data:
+            yield from super()._stretch(source, at, length, path)
+        # Ranges do not overlap: one that begins before this end and has not ended before this start.
+        elif bisect_left(self._starts, at + length) > bisect_right(self._ends, at):
+            self.found.add(path)
 
 
 def _zeros(length: int) -> Iterator[bytes]:

@@ -96,11 +96,16 @@ def data_digest_of(path: str) -> str | None:
     Raises LayerDamaged if the file is no metadata blob of ours, StorageFailed if it cannot be read.
     """
     with storage_errors(f"reading {path}"), open(path, "rb") as file:
-        device = _device(file, path)
+        return data_digest_in(file, path)
+
+
+def data_digest_in(file: IO[bytes], name: str) -> str | None:
+    """Returns the same of an open metadata blob; `name` is for the message."""
+    device = _device(file, name)
     if device is None:
         return None
     if _TAG.fullmatch(device.tag) is None:
-        raise LayerDamaged(f"{path} does not say which data blob belongs to it")
+        raise LayerDamaged(f"{name} does not say which data blob belongs to it")
     return f"sha256:{device.tag.decode()}"
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from skerry.errors import Conflict, NotFound
+import msgspec
+
+from skerry.errors import Conflict, LayerDamaged, NotFound
 from skerry.images.collect import Collector
 from skerry.images.erofs import Log
+from skerry.images.scrub import Scrub
 from skerry.images.store import LayerStore
 from skerry.spec.layers import (
     CollectReport,
+    LayerCheck,
     LayerKind,
     LayerManifest,
     LayerName,
@@ -67,6 +71,33 @@ class Removal:
     def collected_ago_s(self) -> float | None:
         """Returns how long ago anybody ended a `collect` on this store; None: never."""
         return Collector(self.store).collected_ago_s()
+
+    def verify(self, name: str, *, remove_damaged: bool = False) -> LayerCheck:
+        """Reads all bytes of a layer again and says what is damaged (`skerry.images.scrub`).
+
+        With `remove_damaged` damaged blobs go: nobody can mount the layer then, until it is made
+        again, which stores them anew; a mount that is there keeps what it has. Raises NotFound,
+        StorageFailed.
+        """
+        manifest = self.manifest_of(name)
+        check = Scrub(self.store).check(manifest)
+        if check.damage and remove_damaged:
+            for damage in check.damage:
+                self.store.delete(damage.digest)
+            check = msgspec.structs.replace(check, removed=True)
+        return check
+
+    def manifest_of(self, name: str) -> LayerManifest:
+        """Returns what a name stands for, also if its blobs are gone; raises NotFound."""
+        wanted = parse_layer_name(name, LayerKind.BASE)
+        try:
+            return self.find(wanted)
+        except LayerDamaged:
+            pin = wanted.digest
+            found = self.store.manifest(wanted, pin) if pin else self.store.tagged(wanted)
+            if found is None:
+                raise
+            return found
 
     def pin(self, name: str) -> LayerManifest:
         """Makes what the name stands for now stay, whatever the name does; NotFound."""

@@ -23,7 +23,7 @@ from skerry.errors import InvalidRequest, SkerryError
 from skerry.guest.files import STALL_S
 from skerry.node.clock import Clock
 from skerry.spec.files import Change
-from skerry.spec.layers import ImageConfig, LayerManifest, RootfsPlan, composed_config
+from skerry.spec.layers import ImageConfig, LayerCheck, LayerManifest, RootfsPlan, composed_config
 from skerry.spec.sandbox import SandboxSpec
 
 T = TypeVar("T")
@@ -69,6 +69,9 @@ class Library(Protocol):
 
     def remove(self, name: str, in_use: Collection[str] = ()) -> None:
         """Removes a layer that is not in use."""
+
+    def verify(self, name: str, *, remove_damaged: bool) -> LayerCheck:
+        """Reads a layer's bytes again and compares them with their digests."""
 
     def pin(self, name: str) -> LayerManifest:
         """Makes a layer stay whatever its name does."""
@@ -166,6 +169,15 @@ class Images:
         await self._call(lambda: self._library.remove(name, in_use))
         self._plans.clear()
         return manifest
+
+    async def verify(self, name: str, *, remove_damaged: bool) -> LayerCheck:
+        """Reads a layer's bytes again and compares them with their digests."""
+        try:
+            return await self._call(
+                lambda: self._library.verify(name, remove_damaged=remove_damaged)
+            )
+        finally:
+            self._plans.clear()
 
     async def pin(self, name: str, *, on: bool) -> LayerManifest:
         """Makes a layer stay, or takes that back; NotFound."""

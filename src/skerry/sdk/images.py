@@ -13,7 +13,7 @@ from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.stream import events_of
 from skerry.sdk.transfer import Progress, file_chunks, pack_tree
 from skerry.sdk.transport import Transport
-from skerry.spec.layers import CollectReport, LayerKind, LayerManifest, parse_layer_name
+from skerry.spec.layers import CollectReport, LayerCheck, LayerKind, LayerManifest, parse_layer_name
 from skerry.wire.http import DebianBody
 
 Log = Callable[[str], None]
@@ -45,6 +45,16 @@ class AsyncImages:
     async def unpin(self, name: str) -> LayerManifest:
         """Takes a pin back; NotFound if there is none."""
         return await self._transport.call("DELETE", f"{_path(name)}/pin", LayerManifest)
+
+    async def verify(self, name: str, *, remove_damaged: bool = False) -> LayerCheck:
+        """Reads all of a layer's bytes in the store again and says what is damaged.
+
+        With `remove_damaged` damaged blobs go, so that making the layer again stores them anew.
+        Raises NotFound, StorageFailed if the store cannot be reached.
+        """
+        params = {"remove": "1"} if remove_damaged else None
+        path = f"{_path(name)}/verify"
+        return await self._transport.call("POST", path, LayerCheck, params=params)
 
     async def collect(self, *, dry_run: bool = False) -> CollectReport:
         """Removes the bytes that no name, pin, sandbox or lease needs, and says what stays and why.

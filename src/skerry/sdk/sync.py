@@ -29,7 +29,7 @@ from skerry.sdk.running import Command
 from skerry.sdk.transfer import Progress, Transfer
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
-from skerry.spec.layers import CollectReport, LayerManifest
+from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.control import DrainState, NodeUsage
@@ -1022,6 +1022,14 @@ class Images:
     def unpin(self, name: str) -> LayerManifest:
         """Takes a pin back; NotFound if there is none."""
         return self._portal.call(self._inner.unpin(name))
+
+    def verify(self, name: str, *, remove_damaged: bool = False) -> LayerCheck:
+        """Reads all of a layer's bytes in the store again and says what is damaged.
+
+        With `remove_damaged` damaged blobs go, so that making the layer again stores them anew.
+        Raises NotFound, StorageFailed if the store cannot be reached.
+        """
+        return self._portal.call(self._inner.verify(name, remove_damaged=remove_damaged))
 
     def collect(self, *, dry_run: bool = False) -> CollectReport:
         """Removes the bytes that no name, pin, sandbox or lease needs, and says what stays and why.

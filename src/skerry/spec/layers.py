@@ -196,3 +196,23 @@ class CollectReport(msgspec.Struct, frozen=True):
     freed_bytes: int
     kept_bytes: int
     torn_uploads: int = 0  # broken off long ago, removed too
+
+
+class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a check found wrong with one blob of a layer."""
+
+    digest: str
+    part: str  # metadata, chunk list, data
+    problem: str
+    chunks: tuple[int, ...] = ()  # damaged ones of a data blob, the first 1,000
+    files: tuple[str, ...] = ()  # that have bytes there, the first 100
+
+
+class LayerCheck(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a layer's bytes in the store are worth."""
+
+    name: str
+    digest: str
+    bytes_read: int
+    damage: tuple[Damage, ...] = ()
+    removed: bool = False  # damaged blobs were removed, so that making the layer again stores them

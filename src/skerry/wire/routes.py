@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.files import FileInfo, TreeUsage
-from skerry.spec.layers import CollectReport, LayerManifest
+from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchResult
 from skerry.wire.control import DrainBody, DrainState, NodeUsage, SandboxChange
@@ -337,6 +337,13 @@ ROUTES: Final[tuple[Route, ...]] = (
         "POST", "/v1/images/{name}/pin", "Keeps it, whatever its names do.", answer=LayerManifest
     ),
     Route("DELETE", "/v1/images/{name}/pin", "Takes a pin back.", answer=LayerManifest),
+    Route(
+        "POST",
+        "/v1/images/{name}/verify",
+        "Reads its bytes again and compares them with its digests.",
+        answer=LayerCheck,
+        params=(Param("remove", _FLAG, "1: damaged blobs go, so that they can be stored anew"),),
+    ),
     Route(
         "POST",
         "/v1/store/collect",

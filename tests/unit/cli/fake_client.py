@@ -16,7 +16,7 @@ from skerry.errors import NotFound, SkerryError, Unavailable
 from skerry.sdk.transfer import Transfer
 from skerry.spec.command import RunResult
 from skerry.spec.files import FileInfo, FileType, WatchEvent, WatchKind
-from skerry.spec.layers import Collected, CollectReport, LayerManifest
+from skerry.spec.layers import Collected, CollectReport, Damage, LayerCheck, LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.spec.session import SessionSpec
 from skerry.wire.control import DrainState, NodeUsage
@@ -288,6 +288,7 @@ class FakeClient:
         self.network = NetworkView()
         self.closed = 0
         self.sandboxes = self
+        self.damage: dict[str, tuple[Damage, ...]] = {}
         self.images = FakeImages(self)
 
     async def __aenter__(self) -> FakeClient:
@@ -350,6 +351,12 @@ class FakeImages:
 
     async def remove(self, name: str) -> None:
         self.client.calls.append(("remove", name))
+
+    async def verify(self, name: str, *, remove_damaged: bool = False) -> LayerCheck:
+        self.client.calls.append(("verify", name, remove_damaged))
+        found = await self.inspect(name)
+        damage = self.client.damage.get(name, ())
+        return LayerCheck(name, found.digest, 1 << 20, damage, remove_damaged and bool(damage))
 
     async def pin(self, name: str) -> LayerManifest:
         self.client.calls.append(("pin", name))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_client import FakeClient, invoke, manifest
 
 from skerry.cli.buildfile import read
 from skerry.cli.image import suite_of
 from skerry.errors import InvalidRequest, NotFound
+from skerry.spec.layers import Damage
 
 
 @pytest.mark.parametrize(
@@ -176,3 +178,32 @@ def test_pin_and_unpin_name_the_digest() -> None:
         result = invoke(client, "image", word, "debian:12")
         assert client.calls[-1] == (word, "debian:12")
         assert result.stdout == f"base/debian:12@{manifest().digest}\n"
+
+
+def test_verify_tells_damage_with_its_files_and_ends_with_1() -> None:
+    client = FakeClient()
+    digest = "sha256:" + "c" * 64
+    for name in ("base/good:1", "base/bad:1"):
+        client.layers[name] = msgspec.structs.replace(manifest(name), digest=f"{digest}-{name}")
+    assert invoke(client, "image", "verify", "base/good:1").exit_code == 0
+    chunks = tuple(range(30))
+    client.damage["base/bad:1"] = (Damage(digest, "data", "30 chunks", chunks, ("/etc/x",)),)
+    bad = invoke(client, "image", "verify", "--all", "--remove-damaged")
+    assert bad.exit_code == 1
+    assert client.calls[-2:] == [("verify", "base/bad:1", True), ("verify", "base/good:1", True)]
+    assert "base/bad:1  DAMAGED" in bad.stdout
+    assert "base/good:1  good" in bad.stdout
+    assert "and 10 more" in bad.stdout
+    assert "files /etc/x" in bad.stdout
+    assert "make the layer again" in bad.stdout
+    told = json.loads(invoke(client, "--json", "image", "verify", "base/bad:1").stdout)
+    assert told["damage"][0]["chunks"] == list(chunks)
+    for words in ((), ("base/good:1", "--all")):
+        assert "--all" in invoke(client, "image", "verify", *words).stderr
+
+
+def test_verify_reads_a_layer_of_several_names_once() -> None:
+    client = FakeClient()
+    client.layers = {name: manifest(name) for name in ("base/a:1", "base/b:1")}
+    assert invoke(client, "image", "verify", "--all").exit_code == 0
+    assert sum(call[0] == "verify" for call in client.calls) == 1

@@ -66,6 +66,7 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     ("/v1/images/{name:path}/import", {"POST": images.import_tar}),
     ("/v1/images/{name:path}/debian", {"POST": images.debian}),
     ("/v1/images/{name:path}/pin", {"POST": images.pin, "DELETE": images.unpin}),
+    ("/v1/images/{name:path}/verify", {"POST": images.verify}),
     ("/v1/store/collect", {"POST": images.collect}),
     ("/v1/images/{name:path}", {"GET": images.inspect, "DELETE": images.remove}),
     ("/v1/health", {"GET": meta.health}),

@@ -49,6 +49,13 @@ async def unpin(node: Node, exchange: Exchange) -> None:
     node.keeper.collect_soon()
 
 
+async def verify(node: Node, exchange: Exchange) -> None:
+    """POST /v1/images/NAME/verify."""
+    exchange.allow("remove")
+    name, remove_damaged = _name(exchange), exchange.flag("remove")
+    await exchange.reply(await node.images.verify(name, remove_damaged=remove_damaged))
+
+
 async def collect(node: Node, exchange: Exchange) -> None:
     """POST /v1/store/collect."""
     exchange.allow("dry_run")
