@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "creds.h"
+#include "known.h"
 #include "session.h"
 #include "weak.h"
 
@@ -346,7 +347,7 @@ void child_run(const struct launch *l)
 	error = creds_enter_userns();
 	if (error)
 		child_fail(l->status, STEP_FORK, error);
-	error = identity_resolve(*my.user ? my.user : "0:0", &my.who);
+	error = known_resolve(l->known, *my.user ? my.user : "0:0", &my.who);
 	if (!error)
 		error = creds_become(&my.who);
 	if (error)

@@ -5,6 +5,7 @@
  *	dispatch.c  a received frame -> the part it concerns        op.c, start.c  operations: START to DONE
  *	child.c     the child between fork and exec                 creds.c   its privileges
  *	userdb.c    passwd and group parser (no agent state)        group.c   cgroup2 groups, signals
+ *	known.c     what was read of them before
  *	more.c      a START of several frames                 hold.c    the clock that can stand still
  *	low.c       the stack's place
  *	ring.c      ring buffers (no agent state)                   stream.c  descriptor <-> ring
@@ -283,6 +284,7 @@ struct launch {
 	uint8_t *payload; /* START's fields: the child builds argv and environ inside them */
 	size_t length;
 	volatile uint8_t *executing; /* shared with the agent; set when only exec is left */
+	struct known *known;	     /* shared with other children: whom they looked up */
 	int status, in, out, err;    /* -1: leave the agent's /dev/null */
 	int group;		     /* to be entered by the child, or -1 */
 	int script, answer;	     /* of a session */

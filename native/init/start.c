@@ -1,4 +1,5 @@
 /* START: from a frame to a running child, and its reports until exec. */
+#include "known.h"
 #include "session.h"
 
 #include <errno.h>
@@ -79,24 +80,30 @@ static bool request_parse(const uint8_t *payload, size_t length, struct request 
 	return !more && r->id && r->args && r->kind <= 2;
 }
 
-/* A page shared with the children: exec closes the status pipe, but so does being killed. A child
- * sets its byte when only exec is left; a message would wake us for nothing. It lies among the other
- * data: a mapping far away would cost each fork three page tables. */
-static volatile uint8_t *mark_of(const struct op *op) /* NULL: no memory */
+/* A page shared with the children. Exec closes the status pipe, but so does being killed: a child sets its
+ * mark when only exec is left; a message would wake us for nothing. What is known is the children's alone. */
+struct common {
+	volatile uint8_t marks[OPS_LIMIT];
+	struct known known[KNOWN_USERS];
+};
+_Static_assert(sizeof(struct common) <= 4096, "one page");
+
+/* It lies among the other data: a mapping far away would cost each fork three page tables. */
+static struct common *common(void) /* NULL: no memory */
 {
-	static uint8_t marks[PAGE_LARGEST] __attribute__((aligned(PAGE_LARGEST)));
+	static uint8_t page[PAGE_LARGEST] __attribute__((aligned(PAGE_LARGEST)));
 	static bool shared;
 
-	shared = shared || mmap(marks, OPS_LIMIT, PROT_READ | PROT_WRITE,
-				MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == marks;
-	return shared ? marks + (op - ops) : NULL;
+	shared = shared || mmap(page, sizeof(struct common), PROT_READ | PROT_WRITE,
+				MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page;
+	return shared ? (struct common *)(void *)page : NULL;
 }
 
 static bool marked(const struct op *op)
 {
-	const volatile uint8_t *mark = mark_of(op);
+	const struct common *c = common();
 
-	return mark && *mark;
+	return c && c->marks[op - ops];
 }
 
 /* --- the child's reports ---------------------------------------------------------------------- */
@@ -318,15 +325,17 @@ static void ends_close(const struct launch *l)
 int launch(struct op *op, struct launch *l, bool in)
 {
 	int error = streams_make(op, l, in);
+	struct common *c = common();
 	pid_t pid;
 
 	/* Never outside of a group, if there are groups: nothing could end it. */
 	if (!error && config.has_group && op->group.fd < 0)
 		error = group_make(&op->group);
-	l->executing = mark_of(op);
-	if (!l->executing)
+	if (!c)
 		error = -ENOMEM;
 	if (!error) {
+		l->executing = &c->marks[op - ops];
+		l->known = c->known;
 		*l->executing = 0;
 		pid = fork_into(op, l);
 		if (!pid)

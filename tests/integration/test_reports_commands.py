@@ -170,6 +170,40 @@ async def test_home_is_set_for_every_user_and_a_missing_directory_is_a_result(sa
     assert gone.exit_code is None
 
 
+async def test_changed_users_count_from_the_next_command_on(sandbox):
+    """What was read of passwd and group is kept while they are the same, and no longer."""
+    await sandbox.run("useradd -m -u 1234 ann")
+    age = "while [ $(($(date +%s) - $(stat -c %Z /etc/passwd))) -lt 2 ]; do sleep 0.1; done"
+
+    async def seen(user="ann"):
+        line = "echo $(id -u) $(id -G) $HOME"
+        return (await sandbox.run(line, user=user)).text.strip()
+
+    assert await seen() == "1234 1234 /home/ann"
+    await sandbox.run("sed -i s,/home/ann,/home/bob, /etc/passwd")  # another file in its place
+    assert await seen() == "1234 1234 /home/bob"
+    await sandbox.run(age)  # only what is that old is kept
+    for _ in range(3):
+        assert await seen() == "1234 1234 /home/bob"
+    # In place, and not a byte longer.
+    await sandbox.run(
+        "perl -pi.old -e s,/home/bob,/home/eve, /etc/passwd; cat /etc/passwd > /tmp/p"
+    )
+    await sandbox.run("mv /etc/passwd.old /etc/passwd; touch -d '2 days ago' /etc/passwd")
+    await sandbox.run(age)
+    for _ in range(3):
+        assert await seen() == "1234 1234 /home/bob"
+    await sandbox.run("cat /tmp/p > /etc/passwd; touch -d '2 days ago' /etc/passwd")
+    assert await seen() == "1234 1234 /home/eve"
+    await sandbox.run("groupadd -g 4242 extra; usermod -G extra ann")
+    assert await seen() == "1234 1234 4242 /home/eve"
+    await sandbox.run("deluser ann || userdel ann")
+    assert (await sandbox.run("true", user="ann")).start_error == "user: unknown user ann"
+    await sandbox.run("rm /etc/passwd /etc/group")
+    assert await seen("root") == "0 0 /root"
+    assert await seen("1234") == "1234 0 /"
+
+
 async def test_commands_inherit_no_rank_of_the_daemon_and_have_their_groups(layer_store):
     """(report 33)"""
     ranked = 'echo 321 > /proc/self/oom_score_adj; exec nice -n 7 "$@"'
