@@ -18,6 +18,7 @@ from s3_place import s3_options
 from skerry.errors import StorageFailed
 from skerry.images.objects.check import try_out
 from skerry.images.objects.s3 import S3Objects
+from skerry.images.objects.s3_uploads import _field
 from skerry.testing.link import Fault
 from waiting import soon
 
@@ -291,6 +292,7 @@ def test_of_many_uploads_in_parts_exactly_one_wins(objects: S3Objects, source: s
 KILLED = """
 import sys
 from skerry.images.objects.s3 import S3Objects
+from skerry.images.objects.s3_uploads import _field
 from skerry.images.objects.s3_options import S3Options
 S3Objects(sys.argv[1], S3Options(endpoint=sys.argv[2], access_key=sys.argv[3],
           secret_key=sys.argv[4])).put_file("blob", sys.argv[5])
@@ -317,6 +319,19 @@ def test_upload_of_a_killed_process_is_swept_when_it_is_old(
     assert elsewhere.sweep(-1) == 0
     assert objects.sweep(-1) == 1
     assert list(objects._uploads.pending()) == []
+
+
+def test_upload_that_goes_on_is_not_swept_however_old_it_is(objects: S3Objects) -> None:
+    uploads, key = objects._uploads, f"{objects.place.prefix}blob"
+    upload = _field(uploads._ask("POST", key, {"uploads": ""}, what="t").body, "UploadId")
+    began = time.monotonic()
+    while time.monotonic() - began < 3.2:  # the store counts whole seconds
+        time.sleep(0.4)
+        query = {"partNumber": "1", "uploadId": upload}
+        uploads._ask("PUT", key, query, b"more", what="t")
+    assert objects.sweep(2.0) == 0
+    assert len(list(uploads.pending())) == 1
+    assert objects.sweep(-1) == 1
 
 
 def test_file_that_vanishes_is_no_fault_of_the_store(objects: S3Objects, tmp_path: Path) -> None:

@@ -207,10 +207,13 @@ class S3Objects:
         return None
 
     def sweep(self, older_than_s: float) -> int:
-        """Ends uploads in parts that were begun longer ago than that, by the store's own clock."""
+        """Ends uploads to which nothing was written for that long, by the store's own clock."""
         swept = 0
         for one, now in tuple(self._uploads.pending()):
-            if now and now - one.begun > older_than_s:
+            if not now or now - one.begun <= older_than_s:
+                continue
+            touched = self._uploads.touched(one)  # a large one may well take hours
+            if touched and now - touched > older_than_s:
                 self._uploads.abort(one.key, one.upload)
                 swept += 1
         return swept

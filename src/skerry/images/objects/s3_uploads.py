@@ -31,6 +31,7 @@ from skerry.images.scratch import storage_errors
 PARTS_MAX = 9_000  # S3 allows 10,000
 ANSWER_BYTES_MAX = 16 << 20
 _ENTRY = re.compile(rb"<Upload>(.*?)</Upload>", re.DOTALL)
+_PART = re.compile(rb"<Part>(.*?)</Part>", re.DOTALL)
 
 
 class Upload(NamedTuple):
@@ -126,6 +127,22 @@ class Uploads:
             if _field(answer.body, "IsTruncated") != "true" or marks.items() <= query.items():
                 return
             query |= marks
+
+    def touched(self, one: Upload) -> float:
+        """Returns when an upload was last written to, by the store's clock; 0 if it has just ended."""
+        last = one.begun
+        query = {"uploadId": one.upload}
+        while True:
+            answer = self._ask("GET", one.key, query, what="looking at an upload", good=(200, 404))
+            if answer.status == 404:
+                return 0.0
+            for part in _PART.findall(answer.body):
+                last = max(last, _time(_field(part, "LastModified")))
+            marker = _field(answer.body, "NextPartNumberMarker")
+            more = _field(answer.body, "IsTruncated") == "true"
+            if not more or marker == query.get("part-number-marker"):
+                return last
+            query["part-number-marker"] = marker
 
     def abort(self, key: str, upload: str) -> None:
         """Ends an upload and frees what it took; one that is gone already is no error."""
