@@ -19,6 +19,7 @@ SOURCES = (
     "stream",
     "connect",
     "command",
+    "commits",
     "session",
     "files",
     "sandbox",
@@ -30,12 +31,14 @@ CLASSES = {
     "LiveCommand": "LiveCommand",
     "AsyncConnection": "Connection",
     "AsyncCommandHandle": "CommandHandle",
+    "AsyncCommitHandle": "CommitHandle",
     "AsyncSession": "Session",
     "AsyncFiles": "Files",
     "AsyncSandbox": "Sandbox",
     "AsyncSandboxes": "Sandboxes",
     "AsyncImages": "Images",
 }
+BASES = {"SandboxDisk": "disk"}  # in which file a base is
 HEAD = '''"""The sync face, made by scripts/generate_sync.py from the async classes. Do not edit."""
 
 from __future__ import annotations
@@ -43,13 +46,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, Unpack, cast
+from typing import Any, BinaryIO, Literal, Unpack, cast, overload
 
 from msgspec import UNSET, UnsetType
 
 from skerry.errors import SkerryError
 from skerry.sdk import client as _client
 from skerry.sdk import command as _command
+from skerry.sdk import commits as _commits
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
@@ -70,6 +74,7 @@ from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.wire.commits import CommitInfo
 from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.batch import BatchItem
 from skerry.wire.http import Health, OpStatus, StreamEvent
@@ -152,6 +157,11 @@ def connect(
 '''
 PREPARE = {
     "CommandHandle": "        self.op_id = inner.op_id\n",
+    "CommitHandle": (
+        "        self.id = inner.id\n"
+        "        self.freeze_seconds = inner.freeze_seconds\n"
+        "        self.acknowledged = inner.acknowledged\n"
+    ),
     "Session": "        self.id = inner.id\n        self.shell = inner.shell\n",
     "Sandbox": (
         "        self.id = inner.id\n"
@@ -195,6 +205,15 @@ EXTRA = {
         """What was last heard of it."""
         return self._inner.status
 ''',
+    "CommitHandle": '''
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def status(self) -> CommitInfo:
+        """What was last heard of it."""
+        return self._inner.status
+''',
     "LiveCommand": '''
     @property
     def result(self) -> RunResult | None:
@@ -212,7 +231,7 @@ def sync_type(text: str) -> str:
     """Returns an annotation with the async names replaced."""
     text = text.replace("AsyncIterator", "Iterator").replace("AsyncGenerator", "Iterator")
     return re.sub(
-        r"\b(Async(?:Sandboxes|Sandbox|Files|Images|Connection|CommandHandle|Session))\b",
+        r"\b(Async(?:Sandboxes|Sandbox|Files|Images|Connection|CommandHandle|CommitHandle|Session))\b",
         lambda m: CLASSES[m[1]],
         text,
     )
@@ -245,6 +264,8 @@ def method(node: ast.AsyncFunctionDef) -> str:
     doc = ast.get_docstring(node, clean=False) or ""
     call = f"self._inner.{node.name}({passed})"
     context = any("contextmanager" in ast.unparse(part) for part in node.decorator_list)
+    if any(ast.unparse(part) == "overload" for part in node.decorator_list):
+        return f"    @overload\n    def {node.name}({signature}) -> {sync_type(returns)}: ..."
     lines = [f"    def {node.name}({signature}) -> {sync_type(returns)}:", f'        """{doc}"""']
     if context:
         lines.insert(0, "    @contextlib.contextmanager")
@@ -256,6 +277,11 @@ def method(node: ast.AsyncFunctionDef) -> str:
         lines.append("            yield Sandbox(self._portal, item)")
     elif returns.startswith(("AsyncIterator", "AsyncGenerator")):
         lines.append(f"        return self._portal.iterate({call})")
+    elif (other := returns.rpartition(" | ")[2]) in CLASSES and other != returns:
+        kind = f"_{other.removeprefix('Async').removesuffix('Handle').lower()}s.{other}"
+        lines.append(f"        value = self._portal.call({call})")
+        made = f"{CLASSES[other]}(self._portal, value)"
+        lines.append(f"        return {made} if isinstance(value, {kind}) else value")
     elif returns in CLASSES:
         lines.append(f"        return {CLASSES[returns]}(self._portal, self._portal.call({call}))")
     elif (item := returns.removeprefix("list[").removesuffix("]")) in CLASSES:
@@ -264,6 +290,19 @@ def method(node: ast.AsyncFunctionDef) -> str:
     else:
         lines.append(f"        return self._portal.call({call})")
     return "\n".join(lines) + "\n"
+
+
+def inherited(node: ast.ClassDef) -> list[ast.stmt]:
+    """Returns what a class takes from a base in another file of the SDK."""
+    bases = [BASES[base] for one in node.bases if (base := ast.unparse(one)) in BASES]
+    trees = [ast.parse((SDK / f"{source}.py").read_text()) for source in bases]
+    return [
+        part
+        for tree in trees
+        for found in tree.body
+        if isinstance(found, ast.ClassDef) and found.name in BASES
+        for part in found.body
+    ]
 
 
 def render() -> str:
@@ -286,7 +325,7 @@ def render() -> str:
             )
             parts.extend(
                 method(part) + "\n"
-                for part in node.body
+                for part in (*inherited(node), *node.body)
                 if isinstance(part, ast.AsyncFunctionDef) and not part.name.startswith("_")
             )
             parts.append(EXTRA.get(name, ""))

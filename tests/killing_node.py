@@ -3,8 +3,9 @@
     python tests/killing_node.py ORDER node ...          (then as `skerry node ...`)
 
 ORDER is a file that a test writes: `WHAT WHEN VICTIM`. WHAT is `append:KIND` (a record of the
-journal) or `ask:NAME` (a request to the launcher), WHEN is before, sent or after, VICTIM is node,
-launcher or both. The order is taken (the file removed) before anything dies, so it happens once.
+journal) or `ask:NAME` (a request to the launcher), `WHAT/2` the second one from the order on; WHEN is
+before, sent or after, VICTIM is node, launcher or both. The order is taken (the file removed) before
+anything dies, so it happens once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from skerry.trajectory import journal
 
 order = Path(sys.argv.pop(1))
 launcher_pid = [0]
+seen = [0]  # how often the point of the order was passed
 
 
 def point(what: str, when: str) -> None:
@@ -29,9 +31,14 @@ def point(what: str, when: str) -> None:
         wanted, moment, victim = order.read_text().split()
     except (OSError, ValueError):
         return
+    wanted, _, number = wanted.partition("/")
     if (wanted, moment) != (what, when):
         return
+    seen[0] += 1
+    if seen[0] < int(number or 1):
+        return
     order.unlink()
+    seen[0] = 0
     if victim in ("launcher", "both") and launcher_pid[0]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(launcher_pid[0], signal.SIGKILL)

@@ -91,7 +91,7 @@ static int do_snapshot(struct child *c, const struct step *s)
 	int fd = c->i->launcher->upper_fd;
 	int err = upper_snapshot(fd, s->b, s->a, false);
 
-	return err ? err : upper_rework(fd, s->a, s->n);
+	return err ? err : upper_rework(fd, s->a);
 }
 
 static int do_limit(struct child *c, const struct step *s)
@@ -148,7 +148,7 @@ static int take_descriptors(struct instance *i)
 _Noreturn void child_run(struct instance *i)
 {
 	struct child c = {.i = i, .status_fd = take_descriptors(i), .user_fd = -1, .work_fd = -1, .overlay_fd = -1,
-			  .shared_fd = -1, .config_fd = -1};
+			  .shared_fd = -1, .config_fd = -1, .upper_fd = -1};
 	struct report *report = i->report;
 	uint64_t before = now_ns();
 

@@ -10,6 +10,7 @@
 struct child {
 	struct instance *i;
 	int status_fd, user_fd, work_fd, overlay_fd, shared_fd, config_fd;
+	int upper_fd; /* of an upper whose ids are mapped; -1: of no other */
 	int lower_fds[LAYERS_MAX];
 	unsigned lower_count;
 	int files[TASKS_MAX + 1]; /* tasks, then the OOM counter */
@@ -30,6 +31,9 @@ int mount_over_file(struct child *c, const struct step *s);
 int mount_over_dir(struct child *c, const struct step *s);
 int mount_readonly(struct child *c, const struct step *s);
 int mount_chroot(struct child *c, const struct step *s);
+
+/* idmap.c: a descriptor of a namespace that maps the ids of files on disk to those on the host */
+int idmap_make(uint64_t disk, uint64_t host);
 
 /* handover.c */
 int limits_set(void);

@@ -56,14 +56,31 @@ static int overlay(struct child *c)
 	return err;
 }
 
-int mount_overlay(struct child *c, const struct step *s)
+/* Goes into the upper; where its ids are another range's, into a mount that shows them as this one's. */
+static int enter_upper(struct child *c, const struct step *s)
 {
-	struct statfs made;
 	char path[96];
 
 	snprintf(path, sizeof(path), "/upper/%s", s->a);
-	if (chdir(path) < 0)
-		return -errno;
+	if (s->n == s->m)
+		return chdir(path) < 0 ? -errno : 0;
+	close_auto int map = idmap_make(s->n, s->m);
+	int err = map < 0 ? map : 0;
+
+	if (!err) {
+		c->upper_fd = sys_open_tree(AT_FDCWD, path, OPEN_TREE_CLONE);
+		err = c->upper_fd < 0 ? c->upper_fd : sys_mount_setattr(c->upper_fd, "", 0, map);
+	}
+	return err ? err : fchdir(c->upper_fd) < 0 ? -errno : 0;
+}
+
+int mount_overlay(struct child *c, const struct step *s)
+{
+	struct statfs made;
+	int err = enter_upper(c, s);
+
+	if (err)
+		return err;
 	close_auto int fs = overlay(c);
 	if (fs == -EIO) {
 		/*
@@ -170,6 +187,8 @@ int mount_root(struct child *c, const struct step *s)
 	 * a grace period of the kernel, parking it does not. */
 	for (unsigned i = 0; i < c->lower_count && !err; i++)
 		err = sys_move_mount(c->lower_fds[i], AT_FDCWD, "/l");
+	if (c->upper_fd >= 0 && !err)
+		err = sys_move_mount(c->upper_fd, AT_FDCWD, "/l");
 	return err ? err : sys_move_mount(c->overlay_fd, AT_FDCWD, "/");
 }
 

@@ -24,9 +24,9 @@ static const struct {
 	[OP_TASKS] = {"tasks", "open $a for writing"},
 	[OP_OOM] = {"oom", "open $a"},
 	[OP_WORK] = {"work", "open directory $a"},
-	[OP_SNAPSHOT] = {"snapshot", "/upper/$a from /upper/$b, owner of u must be $n"},
+	[OP_SNAPSHOT] = {"snapshot", "/upper/$a from /upper/$b"},
 	[OP_LOWER] = {"lower", "/layers/$a, idmapped by slot $n, read-only"},
-	[OP_OVERLAY] = {"overlay", "upper u, work w below /upper/$a, nodev, "
+	[OP_OVERLAY] = {"overlay", "upper u, work w below /upper/$a, ids from $n as those from $m, nodev, "
 				   "redirect_dir, metacopy, index, xino off, volatile"},
 	[OP_SHARED] = {"shared", "tmpfs of $n bytes owned by $m: dev, run, empty"},
 	[OP_LEAVE] = {"leave", "enter the empty mount namespace and copy it"},
@@ -102,14 +102,16 @@ static void add_opening(struct plan *plan, const struct request *r, const struct
 		add(plan, OP_WORK, r->work_group, NULL, 0, 0);
 	if (r->upper_from) {
 		/* In the child, for it waits for a commit of the whole file system (tens of ms). */
-		add(plan, OP_SNAPSHOT, r->instance, r->upper_from, facts->uid_base, 0);
+		add(plan, OP_SNAPSHOT, r->instance, r->upper_from, 0, 0);
 		if (r->disk_bytes)
 			add(plan, OP_LIMIT, r->instance, NULL, r->disk_bytes, 0);
 	}
 	/* The overlay wants its top layer first; requests name the lowest first. */
 	for (unsigned i = r->layers.count; i-- > 0;)
 		add(plan, OP_LOWER, r->layers.items[i], NULL, r->slot, 0);
-	add(plan, OP_OVERLAY, r->instance, NULL, 0, 0);
+	/* A copy's files keep the ids of the sandbox that wrote them. */
+	add(plan, OP_OVERLAY, r->instance, NULL,
+	    r->upper_from && r->uid_base ? r->uid_base : facts->uid_base, facts->uid_base);
 	add(plan, OP_SHARED, NULL, NULL, r->shm_bytes, facts->uid_base);
 }
 

@@ -95,21 +95,15 @@ int upper_snapshot(int upper_fd, const char *from, const char *to, bool readonly
 	return ioctl(upper_fd, BTRFS_IOC_SNAP_CREATE_V2, &args) < 0 ? -errno : 0;
 }
 
-/* Makes a copied upper mountable: a volatile overlay refuses a work directory that was used. The
- * files' owners are those of the range of the sandbox that was copied: it must be the same range. */
-int upper_rework(int upper_fd, const char *id, uint64_t uid_base)
+/* Makes a copied upper mountable: a volatile overlay refuses a work directory that was used. */
+int upper_rework(int upper_fd, const char *id)
 {
 	close_auto int dir = open_at(upper_fd, id, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
 	unsigned budget = WORK_ENTRIES;
-	struct stat st;
 	int err;
 
 	if (dir < 0)
 		return dir;
-	if (fstatat(dir, "u", &st, AT_SYMLINK_NOFOLLOW) < 0)
-		return -errno;
-	if (st.st_uid != uid_base)
-		return -EXDEV;
 	err = tree_remove_small(dir, "w", SMALL_DEPTH, &budget);
 	if (err && err != -ENOENT)
 		return err;

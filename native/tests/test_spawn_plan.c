@@ -188,6 +188,12 @@ static void test_plan_needs_btrfs(void)
 	build_text(&b, T_UPPER_FROM, "other");
 	assert(!parse(L_START, &b, &r, &where) && !plan_start(&plan, r, &facts));
 	assert(find(&plan, OP_UPPER) == PLAN_MAX && find(&plan, OP_LIMIT) > find(&plan, OP_SNAPSHOT));
+	assert(plan.steps[find(&plan, OP_OVERLAY)].n == plan.steps[find(&plan, OP_OVERLAY)].m);
+	free(r);
+	facts.uid_base = 200000;
+	build_u64(&b, T_UID_BASE, 100000);
+	assert(!parse(L_START, &b, &r, &where) && !plan_start(&plan, r, &facts));
+	assert(plan.steps[find(&plan, OP_OVERLAY)].n == 100000 && plan.steps[find(&plan, OP_OVERLAY)].m == 200000);
 	free(r);
 }
 

@@ -3,6 +3,7 @@
 from skerry.sdk.client import AsyncClient as Client
 from skerry.sdk.client import connect
 from skerry.sdk.command import AsyncCommandHandle as CommandHandle
+from skerry.sdk.commits import AsyncCommitHandle as CommitHandle
 from skerry.sdk.files import AsyncFiles as Files
 from skerry.sdk.forward import ReverseForward
 from skerry.sdk.images import AsyncImages as Images
@@ -16,6 +17,7 @@ from skerry.spec.sandbox import SandboxInfo, State, Usage
 __all__ = [
     "Client",
     "CommandHandle",
+    "CommitHandle",
     "Files",
     "Images",
     "LiveCommand",

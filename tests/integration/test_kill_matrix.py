@@ -1,4 +1,4 @@
-"""SIGKILL at every step of create, pause, resume, commit, stop and delete: of node, launcher, or both.
+"""SIGKILL at every step of what a sandbox goes through: of node, launcher, or both.
 
 After the restart the states are true, everything can be used or deleted, and nothing is left. The
 points are the records of the journal and the requests to the launcher, before, between and after.
@@ -37,7 +37,18 @@ POINTS = {
     "create": points("append:began", "ask:START", "append:made"),
     "pause": points("ask:FREEZE", "append:stood"),
     "resume": points("append:stood", "ask:THAW"),
-    "commit": points("ask:FREEZE", "ask:UPPER_SNAPSHOT", "ask:THAW", "ask:UPPER_DROP"),
+    "commit": points(
+        "ask:UPPER_SNAPSHOT",
+        "ask:FREEZE",
+        "ask:UPPER_SNAPSHOT/2",
+        "ask:THAW",
+        "append:acknowledged",
+        "append:packed",
+        "ask:UPPER_DROP/2",
+    ),
+    "fork": points(
+        "ask:UPPER_SNAPSHOT/2", "append:began", "ask:START", "append:made", "ask:UPPER_DROP/2"
+    ),
     "stop": points("append:ending", "ask:STOP"),
     "delete": points("append:ending", "ask:STOP", "append:forgotten"),
 }
@@ -131,6 +142,8 @@ HALF = {
         "append:began after",
         "append:stood after",
         "append:ending after",
+        "append:acknowledged after",
+        "append:packed after",
     ),
     "launcher": ("sent",),
 }
@@ -163,6 +176,7 @@ async def test_death_at_this_point_loses_nothing_and_leaves_nothing(matrix, acti
                 "pause": sandbox.pause,
                 "resume": sandbox.resume,
                 "commit": lambda: sandbox.commit(name),
+                "fork": lambda: sandbox.fork(2, key="forks"),
                 "stop": sandbox.stop,
                 "delete": sandbox.destroy,
             }[action]
@@ -177,7 +191,15 @@ async def test_death_at_this_point_loses_nothing_and_leaves_nothing(matrix, acti
                 if action == "pause" and not isinstance(said, SkerryError):
                     assert (await sandbox.info()).state == "paused"
                 assert await sandbox.files.read("/root/file") == b"kept\n"
+            if action == "fork":
+                forks = said if isinstance(said, list) else await sandbox.fork(2, key="forks")
+                assert len({fork.id for fork in forks}) == 2
+                for fork in forks:
+                    assert await fork.files.read("/root/file") == b"kept\n"
+                assert len(await client.sandboxes.list()) == 3
             if action == "commit":
+                if not isinstance(said, SkerryError):  # then it was acknowledged, or asked again
+                    assert said.name == f"{name}:latest"
                 again = await sandbox.commit(f"{name}-again")
                 assert again.size_bytes > 0
                 for made in (name, f"{name}-again"):

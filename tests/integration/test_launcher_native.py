@@ -272,9 +272,27 @@ def test_snapshot_carries_files_to_the_next_instance(launcher: Launcher) -> None
     launcher.start("c", 1)
     assert launcher.inside("upper/b/u/tmp/d/d/d").is_dir()
     launcher.stop("b")
-    other = launcher.failure(launcher.plan("d", 5, upper_from="c"))
-    assert (other.error_step, other.errno) == ("snapshot", errno.EXDEV)
     assert launcher.uppers() == {"a", "c", "kept"}
+    launcher.ok(plan.UpperDrop("kept"))
+
+
+def test_snapshot_in_another_range_of_ids_belongs_to_that_range(launcher: Launcher) -> None:
+    """What a copy shows is its own range's; on disk all stays in the first one's."""
+    launcher.slot(2)
+    launcher.slot(3)
+    launcher.start("a", 0)
+    assert launcher.say("a", "deep 1") == b"0"
+    os.chown(launcher.inside("upper/a/u/tmp/d"), UID_BASE + 7, UID_BASE + 7)
+    launcher.ok(plan.UpperSnapshot(instance="a", text="kept"))
+    for name, slot, source in (("b", 2, "kept"), ("c", 3, "b")):
+        pid = launcher.start(name, slot, upper_from=source, uid_base=UID_BASE)
+        root, base = Path(f"/proc/{pid}/root"), UID_BASE + slot * 65536
+        assert (root.stat().st_uid, (root / "tmp/d").stat().st_uid) == (base, base + 7)
+        os.chown(root / "tmp/d", base + 9, base + 9)
+        assert launcher.inside(f"upper/{name}/u/tmp/d").stat().st_uid == UID_BASE + 9
+        os.chown(root / "tmp/d", base + 7, base + 7)
+    for name in "abc":
+        launcher.stop(name)
     launcher.ok(plan.UpperDrop("kept"))
 
 

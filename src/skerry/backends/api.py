@@ -14,13 +14,13 @@ Overloaded (no room). Conformance: `skerry.testing.conformance`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from skerry.spec.layers import RootfsPlan
+from skerry.spec.layers import LayerFile, RootfsPlan
 from skerry.spec.sandbox import CpuClass, Usage
 
 
@@ -41,6 +41,19 @@ class Health(msgspec.Struct, frozen=True):
     facts: dict[str, str] = {}
 
 
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance had written at one moment. It outlives the instance, until `drop_view`.
+
+    `used_bytes` counts against the disk limit of an instance that is made from it.
+    """
+
+    name: str
+    layers: tuple[LayerFile, ...]  # below it, lowest first
+    uid_base: int
+    used_bytes: int = 0
+    frozen_seconds: float = 0.0
+
+
 class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance is made from; all bounds were checked by `SandboxSpec.check`."""
 
@@ -58,6 +71,7 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     cpu_weight: int = 100
     cpu_burst: float = 0.0
     detached: bool = False  # stays if the node goes for good; others end some time after it
+    view: View | None = None  # it begins with what that holds; `rootfs` has the same layers
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -170,6 +184,34 @@ class Snapshotable(Protocol):
 
     def snapshot(self) -> AbstractAsyncContextManager[Upper]:
         """Freezes, takes a view, thaws; the view lives as long as the context."""
+
+
+@runtime_checkable
+class Viewable(Protocol):
+    """An instance of a Viewer."""
+
+    async def view(self, name: str, /) -> View:
+        """Freezes, takes a view under that name, thaws. A paused instance stays paused.
+
+        Everything written before the call is in it, nothing written after it.
+        """
+
+
+@runtime_checkable
+class Viewer(Protocol):
+    """A backend whose instances can be looked at, and copied, as they were at one moment.
+
+    Only where `capabilities.snapshot` says so: elsewhere a view would have to stand still.
+    """
+
+    def claim_views(self, views: Iterable[View], /) -> None:
+        """Takes note of views of an earlier process; what nobody claims goes with `sweep`."""
+
+    def open_view(self, view: View, /) -> AbstractAsyncContextManager[Upper]:
+        """Gives a view's directories for the block; Unavailable if it is lost."""
+
+    async def drop_view(self, view: View, /) -> None:
+        """Leaves nothing of it; idempotent."""
 
 
 @runtime_checkable

@@ -5,9 +5,7 @@ Left out, so that answers and traces of the build do not leak into environments:
 | where | what stays |
 |---|---|
 | /dev, /proc, /run, /sys | the directory: the sandbox's own mounts cover it |
-| /tmp, /var/tmp, /root/.cache, /home/*/.cache | the directory, and deletions right in it |
-| /var/cache/apt, /var/lib/apt/lists, /var/log/apt | the directory, and deletions right in it |
-| shell, editor, pager and interpreter histories in /root and /home/* | deletions |
+| what the rules of `skerry.images.residue` match | the directory it is in, and deletions |
 | `exclude` (prefixes given by the caller) | nothing: as if the sandbox had not touched it |
 
 Also left out: sockets and devices (with a note), `user.overlay.*`, and whiteouts that hide
@@ -20,70 +18,108 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from enum import Enum, auto
+from dataclasses import dataclass, field
+from functools import partial
 
 from skerry.errors import InvalidRequest
 from skerry.images.copier import Copier
 from skerry.images.diff import NOBODY, inside_id
 from skerry.images.entry import Tree, make_whiteout
+from skerry.images.files import read_content
+from skerry.images.inplace import InPlace
 from skerry.images.notes import Notes
-from skerry.images.scratch import Spool
-from skerry.images.upper import UpperLimits, UpperView, walk_upper
+from skerry.images.residue import Residue
+from skerry.images.scratch import Content
+from skerry.images.upper import Seen, UpperLimits, UpperView, walk_upper
 
 _MOUNTS = re.compile(rb"(?:dev|proc|run|sys)/.+", re.DOTALL)
-_RESIDUE = re.compile(
-    rb"(?:tmp|var/tmp|var/cache/apt|var/lib/apt/lists|var/log/apt|(?:root|home/[^/]+)/\.cache)/.+"
-    rb"|(?:root|home/[^/]+)/\.(?:bash|zsh|python|node_repl|psql|sqlite|less|ash)_?(?:history|hst)"
-    rb"|(?:root|home/[^/]+)/\.(?:viminfo|wget-hsts)",
-    re.DOTALL,
-)
 
 
-class _Rule(Enum):
-    KEEP = auto()
-    ONLY_DELETIONS = auto()
-    NOTHING = auto()
+@dataclass
+class Wish:
+    """How an upper is read; notes and what was scrubbed are filled meanwhile."""
+
+    notes: Notes
+    scrub: Residue
+    limits: UpperLimits = field(default_factory=UpperLimits)
+    exclude: Sequence[str] = ()
 
 
-def read_upper(
-    view: UpperView, spool: Spool, notes: Notes, limits: UpperLimits, exclude: Sequence[str]
-) -> Tree:
-    """Returns the layer's tree, with its contents in the spool; the upper is not needed afterwards.
+def read_upper(view: UpperView, contents: InPlace, wish: Wish) -> Tree:
+    """Returns the layer's tree; the contents are in the upper still, and must stay as they are.
 
     Raises ImageBroken at a limit or if the upper changes meanwhile, InvalidRequest for a prefix
-    that is not absolute, StorageFailed if the scratch disk is full.
+    that is not absolute.
     """
-    prefixes = [_prefix(text) for text in exclude]
+    return _Reading(view, contents, wish).tree()
 
-    def owners(info: os.stat_result, path: bytes) -> tuple[int, int, int]:
-        uid, gid = inside_id(info.st_uid, view.uid_base), inside_id(info.st_gid, view.uid_base)
+
+class _Reading:
+    def __init__(self, view: UpperView, contents: InPlace, wish: Wish) -> None:
+        self._view, self._notes, self._limits = view, wish.notes, wish.limits
+        self._scrub = wish.scrub
+        self._prefixes = [_prefix(text) for text in wish.exclude]
+        self._gone: tuple[bytes, str] | None = None  # a directory that was left out, and why
+
+        def keep(seen: Seen, info: os.stat_result) -> Content:
+            return contents.note(seen.path, info)
+
+        self._copier = Copier(view.uid_base, self._owners, keep, wish.notes, wish.limits)
+
+    def tree(self) -> Tree:
+        for seen in walk_upper(self._view, self._limits):
+            if seen.stat is not None:
+                self._take(seen, seen.stat)
+        return self._copier.tree
+
+    def _take(self, seen: Seen, info: os.stat_result) -> None:
+        if _MOUNTS.fullmatch(seen.path) or self._is_excluded(seen.path):
+            seen.prune = True
+            return
+        rule = self._rule(seen, info)
+        if rule is not None:
+            if not seen.whiteout:
+                size = info.st_size if stat.S_ISREG(info.st_mode) else 0
+                self._scrub.take(rule, seen.path, size)
+                return
+            if self._gone is not None:
+                return
+        if not seen.whiteout:
+            self._copier.place(seen.path, seen, info)
+        elif seen.lower is not None and not seen.hides_below:
+            self._copier.tree.put(seen.path, make_whiteout())
+
+    def _rule(self, seen: Seen, info: os.stat_result) -> str | None:
+        if self._gone is not None:
+            directory, rule = self._gone
+            if seen.path.startswith(directory):
+                return rule
+            self._gone = None
+        size = info.st_size if stat.S_ISREG(info.st_mode) else None
+        content = partial(_content, seen, info)
+        found = self._scrub.rule_for(seen.path, size, content)
+        if found is not None and stat.S_ISDIR(info.st_mode):
+            self._gone = (seen.path + b"/", found)
+        if found is None and self._scrub.is_suspect(seen.path, size, content):
+            self._notes.add("seems to hold a password, and was kept", seen.path)
+        return found
+
+    def _is_excluded(self, path: bytes) -> bool:
+        return any(path == one or path.startswith(one + b"/") for one in self._prefixes)
+
+    def _owners(self, info: os.stat_result, path: bytes) -> tuple[int, int, int]:
+        base = self._view.uid_base
+        uid, gid = inside_id(info.st_uid, base), inside_id(info.st_gid, base)
         if NOBODY in (uid, gid):
-            notes.add("owned by nobody", path)
+            self._notes.add("owned by nobody", path)
         return uid, gid, stat.S_IMODE(info.st_mode)
 
-    copier = Copier(view.uid_base, owners, spool, notes, limits)
-    for seen in walk_upper(view, limits):
-        rule = _rule(seen.path, prefixes)
-        if seen.stat is None:
-            continue
-        if rule is _Rule.NOTHING or (rule is _Rule.ONLY_DELETIONS and not seen.whiteout):
-            seen.prune = True
-        elif not seen.whiteout:
-            copier.place(seen.path, seen, seen.stat)
-        elif seen.lower is not None and not seen.hides_below:
-            copier.tree.put(seen.path, make_whiteout())
-    return copier.tree
+
+def _content(seen: Seen, info: os.stat_result) -> bytes:
+    return b"".join(read_content(seen.parent, seen.name, info, seen.path))
 
 
 def _prefix(text: str) -> bytes:
     if not text.startswith("/") or not text.strip("/"):
         raise InvalidRequest(f"exclude: {text!r} is no absolute path below /")
     return os.fsencode(text).strip(b"/")
-
-
-def _rule(path: bytes, prefixes: Sequence[bytes]) -> _Rule:
-    if _MOUNTS.fullmatch(path):
-        return _Rule.NOTHING
-    if any(path == prefix or path.startswith(prefix + b"/") for prefix in prefixes):
-        return _Rule.NOTHING
-    return _Rule.ONLY_DELETIONS if _RESIDUE.fullmatch(path) else _Rule.KEEP

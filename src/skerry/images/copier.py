@@ -7,26 +7,28 @@ from collections.abc import Callable
 
 from skerry.errors import ImageBroken
 from skerry.images.entry import OPAQUE, Node, Tree, show
-from skerry.images.files import file_type, inside_xattrs, read_content, read_link
+from skerry.images.files import file_type, inside_xattrs, read_link
 from skerry.images.notes import Notes
-from skerry.images.scratch import Spool
+from skerry.images.scratch import Content
 from skerry.images.upper import Seen, UpperLimits
 from skerry.spec.files import FileType
 
 # From a file's attributes and path to its uid, gid and mode in the layer.
 Owners = Callable[[os.stat_result, bytes], tuple[int, int, int]]
+# From a regular file to where its content will be found.
+Keep = Callable[[Seen, os.stat_result], Content]
 
 
 class Copier:
-    """Fills `tree` with what a walk shows, contents included; hard links stay hard links."""
+    """Fills `tree` with what a walk shows, contents as `keep` has them; hard links stay such."""
 
     def __init__(
-        self, uid_base: int, owners: Owners, spool: Spool, notes: Notes, limits: UpperLimits
+        self, uid_base: int, owners: Owners, keep: Keep, notes: Notes, limits: UpperLimits
     ) -> None:
         self.tree = Tree()
         self._uid_base = uid_base
         self._owners = owners
-        self._spool = spool
+        self._keep = keep
         self._notes = notes
         self._bytes_left = limits.bytes_max
         self._linked: dict[tuple[int, int], Node] = {}
@@ -62,7 +64,7 @@ class Copier:
             self._bytes_left -= info.st_size
             if self._bytes_left < 0:
                 raise ImageBroken(f"{show(seen.path)}: too many bytes", limit="bytes")
-            node.content = self._spool.add(read_content(seen.parent, seen.name, info, seen.path))
+            node.content = self._keep(seen, info)
         if seen.opaque:
             node.xattrs[OPAQUE] = b"y"
         return node

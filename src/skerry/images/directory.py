@@ -9,10 +9,11 @@ from typing import NamedTuple
 from skerry.errors import InvalidRequest
 from skerry.images.copier import Copier
 from skerry.images.entry import Tree
+from skerry.images.files import read_content
 from skerry.images.notes import Notes
-from skerry.images.scratch import Spool
+from skerry.images.scratch import Content, Spool
 from skerry.images.tarimport import ImportLimits, clean_path, outside_owners
-from skerry.images.upper import UpperLimits, walk_upper
+from skerry.images.upper import Seen, UpperLimits, walk_upper
 
 
 class _Alone(NamedTuple):
@@ -42,7 +43,11 @@ def read_directory(
         return outside_owners(info.st_uid, info.st_gid, mode, notes, at)
 
     bounds = UpperLimits(entries_max=limits.entries_max, bytes_max=limits.bytes_max)
-    copier = Copier(0, owners, spool, notes, bounds)
+
+    def keep(seen: Seen, info: os.stat_result) -> Content:
+        return spool.add(read_content(seen.parent, seen.name, info, seen.path))
+
+    copier = Copier(0, owners, keep, notes, bounds)
     for seen in walk_upper(_Alone(path), bounds):
         seen.opaque = False  # overlay marks have no meaning outside an overlay
         target = b"/".join(part for part in (top, seen.path) if part)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from skerry.errors import Bug, ImageBroken
-from skerry.images.scratch import Content, Spool
+from skerry.images.scratch import Content, Contents
 from skerry.spec.files import FileType
 
 LAYER_IDS = 65_536  # ids that a layer may hold: those of a sandbox's user namespace
@@ -134,7 +134,7 @@ class Tree:
         siblings[name] = node
         self.made += 1
 
-    def entries(self, spool: Spool | None) -> Iterator[Entry]:
+    def entries(self, spool: Contents | None) -> Iterator[Entry]:
         """Gives all files in the order of their paths, parents first.
 
         Directories with whiteouts get the mark that makes overlayfs look for them.

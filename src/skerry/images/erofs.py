@@ -22,7 +22,7 @@ import msgspec
 
 from skerry.errors import ImageBroken, StorageFailed, Unavailable
 from skerry.images.entry import Tree
-from skerry.images.scratch import Spool, scratch_directory, storage_errors
+from skerry.images.scratch import Contents, scratch_directory, storage_errors
 from skerry.images.tarwrite import write_tar
 from skerry.images.unpack import unpack
 
@@ -73,7 +73,7 @@ class Tools:
 
 def build_image(
     tree: Tree,
-    spool: Spool,
+    spool: Contents,
     out: str,
     *,
     tools: Tools,

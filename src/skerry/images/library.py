@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from skerry.errors import InvalidRequest, LayerDamaged, NotFound, Unavailable
 from skerry.images import debian
 from skerry.images.chunks import Codec
-from skerry.images.commit import read_upper
 from skerry.images.diff import changes, tar_entries
 from skerry.images.directory import read_directory
 from skerry.images.erofs import Log, Tools
 from skerry.images.local import LocalLayers
 from skerry.images.notes import Notes
+from skerry.images.packing import Apart, Job, pack
 from skerry.images.publish import Made, Publisher
 from skerry.images.removal import Removal
 from skerry.images.scratch import Spool, scratch_directory, storage_errors, sweep
@@ -38,8 +38,10 @@ from skerry.spec.layers import (
     LayerName,
     MountMode,
     RootfsPlan,
+    commit_name,
     parse_layer_name,
 )
+from skerry.spec.residue import check_rules
 
 _PROGRESS_S = 5.0
 _COPIED_BYTES_MAX = 4 << 20  # a larger layer of one blob is read in place
@@ -203,22 +205,35 @@ class ImageLibrary(Removal):
         name: str,
         *,
         exclude: Sequence[str] = (),
+        scrub: tuple[str, ...] | None = None,
         recipe: Mapping[str, str] | None = None,
+        parents: tuple[str, ...] = (),
+        apart: Apart | None = None,
         log: Log = _silent,
     ) -> LayerManifest:
         """Makes a layer of what a sandbox wrote; on its lowers it gives the same tree again.
 
-        `skerry.images.commit` says what is left out. A layer without files is allowed. Raises
-        InvalidRequest for a base: what was written is only the difference to one.
+        `skerry.images.commit` says what is left out; the manifest lists what the rules of `scrub`
+        took. A layer without files is allowed. With `apart` a process of low priority does the
+        work. Raises InvalidRequest for a base: what was written is only the difference to one.
         """
-        target = new_name(name)
-        if target.kind is LayerKind.BASE:
-            raise InvalidRequest("a commit holds only what changed: name it workspace/ or toolkit/")
-        with self.work() as (scratch, spool):
-            notes = Notes()
-            tree = read_upper(upper, spool, notes, self._upper_limits, exclude)
-            made = Made(target, "commit", dict(recipe or {}), tree, spool, notes)
-            return self.publish(made, scratch, log)
+        target = commit_name(name)
+        with scratch_directory(self._scratch_dir) as scratch:
+            job = Job(
+                path=upper.path,
+                uid_base=upper.uid_base,
+                lowers=upper.lowers,
+                scratch=scratch,
+                exclude=tuple(exclude),
+                rules=check_rules(scrub),
+                limits=self._upper_limits,
+                compression=self._publisher.compression,
+                codec=self._publisher.codec,
+                cache_dir=self.tools.cache_dir,
+                mkfs=self.tools.mkfs().path,
+            )
+            packed = pack(job, self.tools, log) if apart is None else apart.pack(job, log)
+            return self._publisher.keep(target, packed, dict(recipe or {}), parents, log)
 
     # --- looking at what a sandbox wrote ---
 

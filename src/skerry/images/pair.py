@@ -26,7 +26,7 @@ from skerry.errors import LayerDamaged, StorageFailed
 from skerry.images.chunks import CHUNK_BYTES, ChunkList, Codec, build_list
 from skerry.images.entry import Tree
 from skerry.images.erofs import MAGIC, Log, Tools, build_image
-from skerry.images.scratch import Spool, storage_errors
+from skerry.images.scratch import Contents, storage_errors
 
 UNIT_BYTES: Final = 64 << 10
 _SUPERBLOCK: Final = 1024
@@ -59,7 +59,7 @@ class _Device(NamedTuple):
 
 def build_layer(
     tree: Tree,
-    spool: Spool,
+    spool: Contents,
     directory: str,
     *,
     tools: Tools,

@@ -14,6 +14,7 @@ from skerry.images.chunks import Codec
 from skerry.images.entry import BELOW, Tree
 from skerry.images.erofs import Log, Tools
 from skerry.images.notes import Notes
+from skerry.images.packing import Packed
 from skerry.images.pair import BuiltLayer, build_layer
 from skerry.images.scratch import Spool, storage_errors
 from skerry.images.store import LayerStore
@@ -46,8 +47,8 @@ class Publisher:
     ) -> None:
         self._store = store
         self._tools = tools
-        self._compression = compression
-        self._codec = codec
+        self.compression = compression
+        self.codec = codec
         self._clock = clock
 
     def publish(self, made: Made, scratch: str, log: Log) -> LayerManifest:
@@ -73,12 +74,12 @@ class Publisher:
                     made.spool,
                     place,
                     tools=self._tools,
-                    compression=self._compression,
-                    codec=self._codec,
+                    compression=self.compression,
+                    codec=self.codec,
                     log=log,
                 )
             )
-            parts.append(self._manifest(made, tree, built[-1]))
+            parts.append(self._manifest(str(made.name), made.creator, tree.count(), built[-1]))
         manifest = msgspec.structs.replace(
             parts.pop(),
             recipe=made.recipe | ({"notes": "\n".join(notes)} if notes else {}),
@@ -90,6 +91,29 @@ class Publisher:
         log(f"{made.name}: {manifest.files} files, {size} MiB, {manifest.digest}")
         return manifest
 
+    def keep(
+        self,
+        name: LayerName,
+        packed: Packed,
+        recipe: dict[str, str],
+        parents: tuple[str, ...],
+        log: Log,
+    ) -> LayerManifest:
+        """Returns the manifest of a commit whose blobs are made; then it is stored and has its name."""
+        for line in packed.notes:
+            log(f"note: {line}")
+        built = packed.built()
+        notes = {"notes": "\n".join(packed.notes)} if packed.notes else {}
+        manifest = msgspec.structs.replace(
+            self._manifest(str(name), "commit", packed.files, built),
+            recipe=recipe | notes,
+            parents=parents,
+            scrubbed=packed.scrubbed,
+        )
+        self._put(manifest, [built])
+        log(f"{name}: {packed.files} files, {manifest.total_bytes >> 20} MiB, {manifest.digest}")
+        return manifest
+
     def _put(self, manifest: LayerManifest, built: Sequence[BuiltLayer]) -> None:
         with self._store.adding(*manifest.blobs()):
             for one in built:
@@ -98,15 +122,15 @@ class Publisher:
                 self._store.put(one.path, one.digest)
             self._store.publish(manifest)
 
-    def _manifest(self, made: Made, tree: Tree, built: BuiltLayer) -> LayerManifest:
+    def _manifest(self, name: str, creator: str, files: int, built: BuiltLayer) -> LayerManifest:
         manifest = LayerManifest(
-            name=str(made.name),
+            name=name,
             digest=built.digest,
             size_bytes=built.size_bytes,
             created=_rfc3339(self._clock()),
-            creator=made.creator,
-            compression=self._compression,
-            files=tree.count(),
+            creator=creator,
+            compression=self.compression,
+            files=files,
             version=2,
         )
         if built.chunks is None:

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from skerry.errors import StorageFailed
 
@@ -34,11 +34,18 @@ def storage_errors(what: str) -> Iterator[None]:
 
 
 class Content(NamedTuple):
-    """Where one file's bytes lie in a spool, and their sha256."""
+    """Where one file's bytes lie in a spool, and their sha256; empty where they were not read."""
 
     offset: int
     size: int
     sha256: bytes
+
+
+class Contents(Protocol):
+    """Where the contents of a tree's files are."""
+
+    def read(self, content: Content, /) -> Iterator[bytes]:
+        """Gives the bytes of one file."""
 
 
 class Spool:

@@ -1,4 +1,4 @@
-"""What a sandbox wrote: listed, given out as an archive, or made into a layer."""
+"""What a sandbox wrote: listed, or given out as an archive."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from skerry.node.files import check_path
 from skerry.node.images import Images
 from skerry.node.life.lives import Lives
 from skerry.node.life.sandbox import Sandbox
-from skerry.spec.layers import LayerManifest
-from skerry.wire.http import CommitBody, DiffBody
-
-EXCLUDES_MAX = 1000
+from skerry.wire.http import DiffBody
 
 
 class Disk:
@@ -42,17 +39,6 @@ class Disk:
             ):
                 async for piece in pieces:
                     yield piece
-
-    async def commit(self, sandbox: Sandbox, body: CommitBody) -> LayerManifest:
-        """Makes a layer: everything written before this is in it, nothing written after."""
-        if len(body.exclude) > EXCLUDES_MAX:
-            raise InvalidRequest(f"exclude: at most {EXCLUDES_MAX} prefixes")
-        for prefix in body.exclude:
-            if not check_path(prefix).startswith("/"):
-                raise InvalidRequest(f"exclude: {prefix[:80]!r} is not absolute")
-        with sandbox.active_while(self._clock):
-            async with await self._snapshot(sandbox) as upper:
-                return await self._images.commit(upper, body.name, body.exclude)
 
     async def _snapshot(self, sandbox: Sandbox) -> AbstractAsyncContextManager[Upper]:
         await self._lives.ensure_running(sandbox)

@@ -12,6 +12,7 @@ from collections.abc import (
     Collection,
     Generator,
     Iterator,
+    Mapping,
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,23 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from skerry.backends.api import Upper
-from skerry.errors import InvalidRequest, SkerryError
+from skerry.errors import InvalidRequest, SkerryError, Unavailable
 from skerry.guest.files import STALL_S
+from skerry.images.packing import Apart
 from skerry.node.clock import Clock
 from skerry.spec.files import Change
-from skerry.spec.layers import ImageConfig, LayerCheck, LayerManifest, RootfsPlan, composed_config
+from skerry.spec.layers import (
+    ImageConfig,
+    LayerCheck,
+    LayerKind,
+    LayerManifest,
+    RootfsPlan,
+    composed_config,
+    parse_layer_name,
+)
+from skerry.spec.residue import check_rules
 from skerry.spec.sandbox import SandboxSpec
+from skerry.wire.http import CommitBody
 
 T = TypeVar("T")
 
@@ -35,6 +47,7 @@ PLANS_MAX = 1024
 TIDY_PAUSE_S = 600.0
 BATCH_BYTES = 256 * 1024
 LOG_LINES_MAX = 10_000
+EXPECTED_MAX_S = 300.0  # a create waits that long for a layer that is being packed
 
 Log = Callable[[str], None]
 
@@ -93,7 +106,18 @@ class Library(Protocol):
     def diff_tar(self, upper: Upper, under: str = "/") -> Iterator[bytes]:
         """Gives what was written."""
 
-    def commit(self, upper: Upper, name: str, *, exclude: Sequence[str] = ()) -> LayerManifest:
+    def commit(
+        self,
+        upper: Upper,
+        name: str,
+        *,
+        exclude: Sequence[str] = (),
+        scrub: tuple[str, ...] | None = None,
+        recipe: Mapping[str, str] | None = None,
+        parents: tuple[str, ...] = (),
+        apart: Apart | None = None,
+        log: Log = print,
+    ) -> LayerManifest:
         """Makes a layer of what was written."""
 
 
@@ -124,6 +148,7 @@ class Images:
         self._import_threads = ThreadPoolExecutor(threads_max, "import")
         self._plans: dict[tuple[str, ...], tuple[float, Environment]] = {}
         self._tidied = clock.monotonic()
+        self._expected: dict[str, list[asyncio.Future[LayerManifest]]] = {}
 
     async def plan(self, spec: SandboxSpec) -> Environment:
         """Returns a sandbox's root file system, its layers' digests, and what they set."""
@@ -229,12 +254,82 @@ class Images:
             # In a thread: the last to close a large file that was deleted takes as long as deleting it.
             await asyncio.shield(asyncio.to_thread(pieces.close))
 
-    async def commit(self, upper: Upper, name: str, exclude: Sequence[str]) -> LayerManifest:
-        """Makes a layer of what a sandbox wrote."""
+    async def commit(
+        self,
+        upper: Upper,
+        body: CommitBody,
+        *,
+        recipe: Mapping[str, str],
+        parents: tuple[str, ...],
+        log: Log,
+    ) -> LayerManifest:
+        """Makes a layer of what a sandbox wrote, in a process apart; cancelled, that is ended."""
+        apart, loop = Apart(), asyncio.get_running_loop()
+
+        def tell(line: str) -> None:
+            loop.call_soon_threadsafe(log, line)
+
+        work = asyncio.ensure_future(
+            asyncio.to_thread(
+                self._library.commit,
+                upper,
+                body.name,
+                exclude=body.exclude,
+                scrub=check_rules(body.scrub, git=body.scrub_git),
+                recipe=recipe,
+                parents=parents,
+                apart=apart,
+                log=tell,
+            )
+        )
         try:
-            return await self._call(lambda: self._library.commit(upper, name, exclude=exclude))
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            apart.end()
+            await asyncio.wait((work,))
+            if not work.cancelled():
+                work.exception()
+            raise
         finally:
             self._plans.clear()
+
+    # -- layers that are being made of what a sandbox wrote ----------------------------------------
+
+    def expect(self, name: str, layer: asyncio.Future[LayerManifest]) -> None:
+        """Until it is there or cannot be, whoever names this layer waits for it."""
+        self._expected.setdefault(name, []).append(layer)
+        layer.add_done_callback(lambda _: self._came(name, layer))
+
+    def _came(self, name: str, layer: asyncio.Future[LayerManifest]) -> None:
+        there = self._expected.get(name, [])
+        there.remove(layer)
+        if not there:
+            self._expected.pop(name, None)
+
+    async def until_there(self, spec: SandboxSpec) -> None:
+        """Returns when no layer of its is being made any more; Unavailable if that takes too long.
+
+        Raises why it could not be made, if that comes out meanwhile.
+        """
+        if not self._expected:
+            return
+        names = (spec.image, *spec.layers)
+        parsed = [parse_layer_name(name, LayerKind.BASE) for name in names]
+        wanted = [
+            layer
+            for name in parsed
+            if name.digest is None
+            for layer in self._expected.get(str(name), ())
+        ]
+        if not wanted:
+            return
+        done, late = await asyncio.wait(wanted, timeout=EXPECTED_MAX_S)
+        if late:
+            raise Unavailable("a layer is still being packed", retry_after_s=5.0)
+        for layer in done:
+            error = layer.exception()
+            if error is not None:
+                raise error
 
     async def _call(self, work: Callable[[], T]) -> T:
         async with self._threads:

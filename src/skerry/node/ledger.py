@@ -1,4 +1,4 @@
-"""What the node writes into its journal, in the node's own words.
+"""What the node writes into its journal, in the node's own words: of sandboxes, and of commits.
 
 Order is the promise (decision 12): `Began` before the backend is asked, `Made` before the sandbox
 is used, `Asked` before START leaves, `Answered` before the answer does, `Ending` before anything is
@@ -16,14 +16,15 @@ from typing import Final, TypeAlias
 import msgspec
 
 from skerry.backends.api import Record as InstanceRecord
+from skerry.backends.api import View
 from skerry.errors import Bug
 from skerry.spec.command import CommandSpec, RunResult
-from skerry.spec.layers import ImageConfig, MountedLayer
+from skerry.spec.layers import ImageConfig, LayerManifest, MountedLayer
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.spec.session import SessionSpec
 from skerry.trajectory.journal import Journal, Position
 from skerry.trajectory.segment import Record
-from skerry.wire.http import ErrorBody
+from skerry.wire.http import CommitBody, ErrorBody
 
 CHAPTER_BYTES: Final = 16 << 20
 
@@ -125,6 +126,30 @@ class Stood(msgspec.Struct, frozen=True, tag="stood"):
     paused: bool
 
 
+class Acknowledged(msgspec.Struct, frozen=True, tag="acknowledged", omit_defaults=True):
+    """A commit: its view is there, and stays until `Packed` says what came of it.
+
+    Without a view it was packed already when this was written.
+    """
+
+    sandbox: str
+    backend: str
+    body: CommitBody
+    view: View | None
+    digests: tuple[str, ...]  # of the layers below
+    time: float
+    seconds: float
+    freeze_seconds: float
+
+
+class Packed(msgspec.Struct, frozen=True, tag="packed", omit_defaults=True):
+    """The end of a commit: exactly one of manifest and error. Its view is not needed any more."""
+
+    time: float
+    manifest: LayerManifest | None = None
+    error: ErrorBody | None = None
+
+
 class Changed(msgspec.Struct, frozen=True, tag="changed"):
     """Its spec from here on; a repeated create is still compared with the one of `Began`."""
 
@@ -143,6 +168,8 @@ Entry: TypeAlias = (
     | Asked
     | Answered
     | Void
+    | Acknowledged
+    | Packed
 )
 
 _KINDS: dict[type[Entry], str] = {
@@ -157,6 +184,8 @@ _KINDS: dict[type[Entry], str] = {
     Void: "void",
     SessionBegan: "session",
     SessionEnded: "session-ended",
+    Acknowledged: "acknowledged",
+    Packed: "packed",
 }
 _OF_COMMANDS: Final = frozenset({Asked, Answered, Void})
 

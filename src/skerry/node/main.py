@@ -85,6 +85,8 @@ async def running(
         finally:
             if not await _within(_destroy_doomed(node), node.config.end_within_s, hurry):
                 log.warning("%d sandboxes are left to the next start", node.admission.sandboxes)
+            if not await _within(node.commits.settled(), node.config.end_within_s, hurry):
+                log.warning("%d commits are left to the next start", node.commits.pending)
             await listener.close()
 
 
@@ -132,7 +134,7 @@ async def _within(work: Coroutine[Any, Any, None], seconds: float, hurry: asynci
 def _exit(node: Node, leave: Callable[[], None]) -> Exit:
     return Exit(
         node.timers,
-        busy=lambda: len(node.owners) > 0 or node.lives.any_live(),
+        busy=lambda: len(node.owners) > 0 or node.lives.any_live() or node.commits.pending > 0,
         leave=leave,
         grace_s=node.config.exit_grace_s,
         first_owner_s=node.config.first_owner_s,
@@ -170,7 +172,7 @@ async def _end_parts(node: Node, started: list[str], hurry: asyncio.Event | None
         for op in sandbox.under_way():
             op.sink.detach()
     # What instances share (launcher, mounts, pools) stays only for instances that stay.
-    keep = node.lives.any_live()
+    keep = node.lives.any_live() or node.commits.pending > 0
     for name in started:
         try:
             if not await _within(node.backends[name].close(keep_instances=keep), within, hurry):

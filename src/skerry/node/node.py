@@ -13,8 +13,10 @@ from skerry.node.forward import Forwarder
 from skerry.node.gauges.metrics import Metrics
 from skerry.node.gauges.probes import Probes
 from skerry.node.life.batch import Batches
+from skerry.node.life.commits import Commits
 from skerry.node.life.control import Control
 from skerry.node.life.drain import Drain
+from skerry.node.life.forks import Forks
 from skerry.node.life.idle import IdleReclaim
 from skerry.node.life.lives import Lives
 from skerry.node.parts import Parts
@@ -55,6 +57,8 @@ class Node:
         self.disk = Disk(self.lives, parts.images, parts.clock)
         self.forwarder = Forwarder(self.lives, parts.clock)
         self.batches = Batches(parts, self.lives)
+        self.forks = Forks(parts, self.lives, self.batches)
+        self.commits = Commits(parts, self.lives)
         self.idle = IdleReclaim(parts.config.idle_reclaim, parts.sandboxes, parts.clock)
         self.metrics = Metrics()
         self.lives.observe = self.metrics.changed
@@ -72,6 +76,7 @@ class Node:
             "draining": float(self.drain.on),
             "timers": len(self.timers),
             "batches_running": len(self.batches),
+            "commits_pending": self.commits.pending,
             "owners": len(self.owners),
             "idle_reclaim_bytes_total": self.idle.given_bytes,
             "idle_reclaim_refaults_total": self.idle.policy.refaults,

@@ -6,6 +6,9 @@
 | Made | live | running, or paused as it was; its commands are attached to again |
 | Made | gone | failed; its commands under way are OutcomeUnknown |
 | Ending | live or gone | destroyed; stopped or failed as it was to be, or forgotten |
+
+Commits that were acknowledged and not packed are packed. A fork that was under way is undone: its view
+goes with the sweep.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ async def recover(node: Node) -> None:
     or the node, from starting.
     """
     node.owners.expect()
-    stories = read_stories(node.ledger)
+    stories, commits = read_stories(node.ledger)
+    node.commits.claim(commits)
     keep = {
         (sandbox_id, op_id)
         for sandbox_id, story in stories.items()
@@ -83,6 +87,7 @@ async def recover(node: Node) -> None:
                 continue
             for line in lines:
                 log.warning("swept: %s", line)
+    node.commits.resume()
 
 
 def _sandbox(

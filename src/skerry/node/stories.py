@@ -66,9 +66,25 @@ class Story:
                 self.past[entry.op.hex()] = past
 
 
-def read_stories(entries: ledger.Ledger) -> dict[str, Story]:
-    """Returns what the journal holds, by sandbox, oldest first."""
+@dataclass
+class CommitStory:
+    """What the journal tells of one commit."""
+
+    acknowledged: ledger.Acknowledged
+    packed: ledger.Packed | None = None
+
+
+def read_stories(entries: ledger.Ledger) -> tuple[dict[str, Story], dict[str, CommitStory]]:
+    """Returns what the journal holds, by sandbox and by commit, oldest first."""
     stories: dict[str, Story] = {}
-    for sandbox_id, position, entry in entries.replay():
-        stories.setdefault(sandbox_id, Story()).take(position, entry)
-    return stories
+    commits: dict[str, CommitStory] = {}
+    for subject, position, entry in entries.replay():
+        match entry:
+            case ledger.Acknowledged():
+                commits[subject] = CommitStory(entry)
+            case ledger.Packed():
+                if subject in commits:
+                    commits[subject].packed = entry
+            case _:
+                stories.setdefault(subject, Story()).take(position, entry)
+    return stories, commits

@@ -10,24 +10,24 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec import UNSET, UnsetType
 
 from skerry.errors import InvalidRequest
+from skerry.sdk import commits
 from skerry.sdk.command import AsyncCommandHandle
 from skerry.sdk.connect import AsyncConnection, Forwarded, connected, forwarding
+from skerry.sdk.disk import SandboxDisk
 from skerry.sdk.files import AsyncFiles
 from skerry.sdk.forward import ReverseForward
+from skerry.sdk.patience import WAIT_S
 from skerry.sdk.running import Command, Runner, command_of
 from skerry.sdk.session import AsyncSession
 from skerry.sdk.stream import LiveCommand
 from skerry.sdk.transport import Transport, encode
 from skerry.sdk.typed import listed, typed
 from skerry.spec.command import RunResult, Terminal
-from skerry.spec.files import Change
-from skerry.spec.layers import LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, State, Usage
+from skerry.wire.commits import ForkBody
 from skerry.wire.control import SandboxChange
 from skerry.wire.http import (
-    CommitBody,
-    DiffBody,
     OpStatus,
     SignalBody,
     StreamEvent,
@@ -36,12 +36,11 @@ from skerry.wire.network import NetworkBody, NetworkView
 from skerry.wire.sessions import SessionCreate, SessionInfo
 
 
-class AsyncSandbox:
+class AsyncSandbox(SandboxDisk):
     """A sandbox on a node. As an async context manager it is destroyed at the end of the block."""
 
     def __init__(self, transport: Transport, info: SandboxInfo) -> None:
-        self._transport = transport
-        self._root = f"/v1/sandboxes/{info.id}"
+        super().__init__(transport, f"/v1/sandboxes/{info.id}")
         self._runner = Runner(transport, self._root)
         self.id = info.id
         self.created_as = info
@@ -329,19 +328,38 @@ class AsyncSandbox:
         """Ends every process of a running operation; its result then says cancelled."""
         await self._transport.call("POST", f"{self._root}/ops/{op_id}/cancel")
 
-    async def diff(self) -> tuple[Change, ...]:
-        """Returns what changed since it was made, sorted by path."""
-        return (await self._transport.call("GET", f"{self._root}/diff", DiffBody)).changes
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        all_or_nothing: bool = True,
+        key: str | None = None,
+        labels: dict[str, str] | None = None,
+        ttl: float | None = None,
+        idle_timeout: float | None = None,
+        detached: bool | None = None,
+        priority: int | None = None,
+        wait: float = WAIT_S,
+    ) -> list[AsyncSandbox]:
+        """Returns running sandboxes that begin with what this one has on its disk at this moment.
 
-    async def diff_tar(self, under: str = "/") -> AsyncIterator[bytes]:
-        """Yields a tar of the added and modified paths beneath `under`."""
-        async for chunk in self._transport.fetch(f"{self._root}/diff/tar", {"under": under}):
-            yield chunk
-
-    async def commit(self, name: str, *, exclude: Sequence[str] = ()) -> LayerManifest:
-        """Makes the layer `kind/name[:tag]` of what it wrote; everything written before is in it."""
-        body = CommitBody(name=name, exclude=tuple(exclude))
-        return await self._transport.call("POST", f"{self._root}/commit", LayerManifest, body=body)
+        They have its spec and layers, and none of its processes and memory. What is given takes the
+        place of the spec's (`labels` are added; a `ttl` or `idle_timeout` of 0: none). All or none
+        are made, or with `all_or_nothing=False` as many as can be. With `key` a repeat returns the
+        same ones. For room it waits up to `wait` seconds.
+        """
+        body = ForkBody(
+            count=count,
+            all_or_nothing=all_or_nothing,
+            key=key or secrets.token_hex(16),
+            labels=labels or {},
+            ttl_s=ttl,
+            idle_timeout_s=idle_timeout,
+            detached=detached,
+            priority=priority,
+        )
+        infos = await commits.fork(self._transport, self._root, typed(body), wait, undo=key is None)
+        return [AsyncSandbox(self._transport, info) for info in infos]
 
     async def network(self) -> NetworkView:
         """Returns its network policy and the last decisions of its proxy."""

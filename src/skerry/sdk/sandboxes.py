@@ -12,6 +12,7 @@ import msgspec
 
 from skerry.errors import NotFound, Overloaded, SkerryError
 from skerry.sdk.batch import BatchEvents
+from skerry.sdk.commits import AsyncCommitHandle
 from skerry.sdk.options import SandboxOptions, spec_of
 from skerry.sdk.patience import SERVER_WAIT_S, WAIT_S, Patience
 from skerry.sdk.running import CANCEL_WITHIN_S
@@ -20,6 +21,7 @@ from skerry.sdk.transport import Transport
 from skerry.spec.ids import SANDBOX_PATTERN
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchItem, BatchResult
+from skerry.wire.commits import CommitInfo
 from skerry.wire.http import SandboxPage
 
 UNDO_WITHIN_S = 60.0  # a batch under way is ended first
@@ -202,6 +204,23 @@ class AsyncSandboxes:
             "GET", f"/v1/sandboxes/{sandbox_id}", SandboxInfo, repeatable=True
         )
         return AsyncSandbox(self._transport, info)
+
+    async def commit(self, commit_id: str) -> AsyncCommitHandle:
+        """Returns a handle on a commit by its id, whoever asked for it; NotFound."""
+        info = await self._transport.call(
+            "GET", f"/v1/commits/{commit_id}", CommitInfo, repeatable=True
+        )
+        return AsyncCommitHandle(self._transport, info)
+
+    async def commits(self, sandbox_id: str | None = None) -> list[CommitInfo]:
+        """Returns commits under way and the last ones, of one sandbox or of all, oldest first."""
+        return await self._transport.call(
+            "GET",
+            "/v1/commits",
+            list[CommitInfo],
+            repeatable=True,
+            params={"sandbox": sandbox_id} if sandbox_id else None,
+        )
 
     async def _whole(self, beginning: str) -> str:
         found = [info.id for info in await self.list() if info.id.startswith(beginning)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, Unpack, cast
+from typing import Any, BinaryIO, Literal, Unpack, cast, overload
 
 from msgspec import UNSET, UnsetType
 
 from skerry.errors import SkerryError
 from skerry.sdk import client as _client
 from skerry.sdk import command as _command
+from skerry.sdk import commits as _commits
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
@@ -32,6 +33,7 @@ from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.wire.commits import CommitInfo
 from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.batch import BatchItem
 from skerry.wire.http import Health, OpStatus, StreamEvent
@@ -194,6 +196,39 @@ class CommandHandle:
 
     @property
     def status(self) -> OpStatus:
+        """What was last heard of it."""
+        return self._inner.status
+
+
+class CommitHandle:
+    """A commit that was acknowledged. It needs neither its sandbox nor this handle any more.
+
+    `status` is what was last heard of it; `id` finds it again from any client of the node.
+    """
+
+    def __init__(self, portal: Portal, inner: _commits.AsyncCommitHandle) -> None:
+        self._portal = portal
+        self._inner = inner
+        self.id = inner.id
+        self.freeze_seconds = inner.freeze_seconds
+        self.acknowledged = inner.acknowledged
+
+    def refresh(self) -> CommitInfo:
+        """Asks how it stands, and returns that."""
+        return self._portal.call(self._inner.refresh())
+
+    def wait(self, timeout: float | None = None) -> LayerManifest:
+        """Returns the layer once it can be used; raises why there is none.
+
+        Raises TimeoutError after `timeout` seconds; the commit goes on.
+        """
+        return self._portal.call(self._inner.wait(timeout))
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def status(self) -> CommitInfo:
         """What was last heard of it."""
         return self._inner.status
 
@@ -603,6 +638,68 @@ class Sandbox:
         self.created_as = inner.created_as
         self.files = Files(portal, inner.files)
 
+    def diff(self) -> tuple[Change, ...]:
+        """Returns what changed since it was made, sorted by path."""
+        return self._portal.call(self._inner.diff())
+
+    def diff_tar(self, under: str = "/") -> Iterator[bytes]:
+        """Yields a tar of the added and modified paths beneath `under`."""
+        return self._portal.iterate(self._inner.diff_tar(under))
+
+    @overload
+    def commit(
+        self,
+        name: str,
+        *,
+        exclude: Sequence[str] = ...,
+        scrub: Sequence[str] | None = ...,
+        scrub_git: bool = ...,
+        wait: Literal[True] = ...,
+    ) -> LayerManifest: ...
+    @overload
+    def commit(
+        self,
+        name: str,
+        *,
+        exclude: Sequence[str] = ...,
+        scrub: Sequence[str] | None = ...,
+        scrub_git: bool = ...,
+        wait: Literal[False],
+    ) -> CommitHandle: ...
+    @overload
+    def commit(
+        self,
+        name: str,
+        *,
+        exclude: Sequence[str] = ...,
+        scrub: Sequence[str] | None = ...,
+        scrub_git: bool = ...,
+        wait: bool,
+    ) -> LayerManifest | CommitHandle: ...
+    def commit(
+        self,
+        name: str,
+        *,
+        exclude: Sequence[str] = (),
+        scrub: Sequence[str] | None = None,
+        scrub_git: bool = False,
+        wait: bool = True,
+    ) -> LayerManifest | CommitHandle:
+        """Makes the layer `kind/name[:tag]` of what it wrote: all of before the call, nothing after.
+
+        Returns it once it can be used; without `wait` a handle as soon as it is acknowledged: then
+        the layer comes whatever becomes of this sandbox. Residue of a build is left out by rules
+        (`skerry.spec.residue`; `scrub` names others than the default ones) and listed in the manifest.
+        """
+        value = self._portal.call(
+            self._inner.commit(name, exclude=exclude, scrub=scrub, scrub_git=scrub_git, wait=wait)
+        )
+        return (
+            CommitHandle(self._portal, value)
+            if isinstance(value, _commits.AsyncCommitHandle)
+            else value
+        )
+
     def info(self) -> SandboxInfo:
         """Returns its state, spec and times."""
         return self._portal.call(self._inner.info())
@@ -829,17 +926,40 @@ class Sandbox:
         """Ends every process of a running operation; its result then says cancelled."""
         return self._portal.call(self._inner.cancel(op_id))
 
-    def diff(self) -> tuple[Change, ...]:
-        """Returns what changed since it was made, sorted by path."""
-        return self._portal.call(self._inner.diff())
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        all_or_nothing: bool = True,
+        key: str | None = None,
+        labels: dict[str, str] | None = None,
+        ttl: float | None = None,
+        idle_timeout: float | None = None,
+        detached: bool | None = None,
+        priority: int | None = None,
+        wait: float = WAIT_S,
+    ) -> list[Sandbox]:
+        """Returns running sandboxes that begin with what this one has on its disk at this moment.
 
-    def diff_tar(self, under: str = "/") -> Iterator[bytes]:
-        """Yields a tar of the added and modified paths beneath `under`."""
-        return self._portal.iterate(self._inner.diff_tar(under))
-
-    def commit(self, name: str, *, exclude: Sequence[str] = ()) -> LayerManifest:
-        """Makes the layer `kind/name[:tag]` of what it wrote; everything written before is in it."""
-        return self._portal.call(self._inner.commit(name, exclude=exclude))
+        They have its spec and layers, and none of its processes and memory. What is given takes the
+        place of the spec's (`labels` are added; a `ttl` or `idle_timeout` of 0: none). All or none
+        are made, or with `all_or_nothing=False` as many as can be. With `key` a repeat returns the
+        same ones. For room it waits up to `wait` seconds.
+        """
+        found = self._portal.call(
+            self._inner.fork(
+                count,
+                all_or_nothing=all_or_nothing,
+                key=key,
+                labels=labels,
+                ttl=ttl,
+                idle_timeout=idle_timeout,
+                detached=detached,
+                priority=priority,
+                wait=wait,
+            )
+        )
+        return [Sandbox(self._portal, item) for item in found]
 
     def network(self) -> NetworkView:
         """Returns its network policy and the last decisions of its proxy."""
@@ -984,6 +1104,14 @@ class Sandboxes:
         Raises NotFound if there is none, or more than one.
         """
         return Sandbox(self._portal, self._portal.call(self._inner.get(sandbox_id)))
+
+    def commit(self, commit_id: str) -> CommitHandle:
+        """Returns a handle on a commit by its id, whoever asked for it; NotFound."""
+        return CommitHandle(self._portal, self._portal.call(self._inner.commit(commit_id)))
+
+    def commits(self, sandbox_id: str | None = None) -> list[CommitInfo]:
+        """Returns commits under way and the last ones, of one sandbox or of all, oldest first."""
+        return self._portal.call(self._inner.commits(sandbox_id))
 
     def list(
         self,

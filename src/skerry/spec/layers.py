@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from skerry.errors import InvalidRequest
+from skerry.spec.residue import Scrubbed
 
 
 class LayerKind(StrEnum):
@@ -64,6 +65,16 @@ def parse_layer_name(text: str, default_kind: LayerKind | None = None) -> LayerN
             f"{text!r} is no layer name: write kind/name[:tag], the name of a-z, 0-9, and ._-/ between"
         )
     return LayerName(kind, name, tag if colon else "latest", digest if at else None)
+
+
+def commit_name(text: str) -> LayerName:
+    """Returns the name of a layer that shall be made of a difference; raises InvalidRequest."""
+    name = parse_layer_name(text, LayerKind.BASE)
+    if name.digest:
+        raise InvalidRequest(f"{text!r}: the digest of a new layer is not chosen")
+    if name.kind is LayerKind.BASE:
+        raise InvalidRequest("a commit holds only what changed: name it workspace/ or toolkit/")
+    return name
 
 
 class MountMode(StrEnum):
@@ -127,6 +138,7 @@ class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     ] = ()  # digests of the layers below when it was made: a hint, lowest first
     config: ImageConfig | None = None
     parts: tuple[LayerManifest, ...] = ()  # layers below that belong to it, lowest first
+    scrubbed: tuple[Scrubbed, ...] = ()  # residue that a commit left out
 
     @property
     def total_bytes(self) -> int:

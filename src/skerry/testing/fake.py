@@ -11,12 +11,21 @@ import asyncio
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skerry.backends.api import Capabilities, CreateRequest, Exit, Health, Reclaimed, Record, Upper
+from skerry.backends.api import (
+    Capabilities,
+    CreateRequest,
+    Exit,
+    Health,
+    Reclaimed,
+    Record,
+    Upper,
+    View,
+)
 from skerry.errors import Conflict, SandboxFailed, SkerryError, Unavailable
 from skerry.spec.sandbox import Usage
 from skerry.testing.fake_agent import FakeAgent
@@ -41,27 +50,30 @@ class Knobs:
     never_answer: bool = False  # connections are accepted and nothing is ever said
     send_garbage: bool = False  # the first bytes of each connection are no frame
     refuse_channel: bool = False  # open_channel raises Unavailable
+    fail_view: SkerryError | None = None  # raised by view
     unusable: str = ""  # probe says so, start raises Unavailable
 
 
 @dataclass
 class FakeWorld:
-    """What outlives a node: the live instances by id, and what was left behind."""
+    """What outlives a node: the live instances by id, views by name, and what was left behind."""
 
     instances: dict[str, FakeInstance] = field(default_factory=dict)
+    views: dict[str, FakeFiles] = field(default_factory=dict)
     created: int = 0
     destroyed: int = 0
 
 
 class FakeInstance:
-    """One fake instance; Pausable, Reclaimable and Snapshotable."""
+    """One fake instance; Pausable, Reclaimable, Snapshotable and Viewable."""
 
     def __init__(
         self, world: FakeWorld, request: CreateRequest, knobs: Knobs, clock: Clock
     ) -> None:
         self.request = request
         self.knobs = knobs
-        self.files = FakeFiles()
+        view = request.view
+        self.files = FakeFiles() if view is None else world.views[view.name].duplicate()
         self.agent = FakeAgent(clock, self.files, DEFAULT_ENV | request.env, self._count)
         self._world = world
         self._clock = clock
@@ -163,9 +175,24 @@ class FakeInstance:
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Upper]:
         """Gives what was written as a host directory; deletions of initial files are not shown."""
-        with tempfile.TemporaryDirectory(prefix="skerry-fake-") as directory:
-            export(self.files, Path(directory))
-            yield Upper(directory, os.getuid(), (), 0.0)
+        with exported(self.files) as upper:
+            yield upper
+
+    async def view(self, name: str, /) -> View:
+        """Keeps a copy of what was written."""
+        if self.knobs.fail_view is not None:
+            raise self.knobs.fail_view
+        self._world.views[name] = self.files.duplicate()
+        layers = self.request.rootfs.layers
+        return View(name=name, layers=layers, uid_base=0, frozen_seconds=0.001)
+
+
+@contextmanager
+def exported(files: FakeFiles) -> Iterator[Upper]:
+    """Gives files as a host directory for the block."""
+    with tempfile.TemporaryDirectory(prefix="skerry-fake-") as directory:
+        export(files, Path(directory))
+        yield Upper(directory, os.getuid(), (), 0.001)
 
 
 def export(files: FakeFiles, directory: Path) -> None:
@@ -191,6 +218,7 @@ class FakeBackend:
         self.clock: Clock = clock if clock is not None else RealClock()
         self.knobs = Knobs()
         self.started = False
+        self._claimed: set[str] = set()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -236,6 +264,30 @@ class FakeBackend:
         self.world.instances[request.instance_id] = instance
         self.world.created += 1
         return instance
+
+    def claim_views(self, found: Iterable[View], /) -> None:
+        """Takes note of them: `sweep` spares them."""
+        self._claimed.update(view.name for view in found)
+
+    @asynccontextmanager
+    async def open_view(self, view: View, /) -> AsyncIterator[Upper]:
+        """Gives a view as a host directory."""
+        files = self.world.views.get(view.name)
+        if files is None:
+            raise Unavailable(f"the view {view.name} is lost")
+        with exported(files) as upper:
+            yield upper
+
+    async def drop_view(self, view: View, /) -> None:
+        """Forgets it; idempotent."""
+        self.world.views.pop(view.name, None)
+
+    async def sweep(self) -> list[str]:
+        """Forgets views that nobody claimed."""
+        swept = sorted(set(self.world.views) - self._claimed)
+        for name in swept:
+            del self.world.views[name]
+        return [f"view {name}" for name in swept]
 
     async def recover(self, record: Record, /) -> FakeInstance | None:
         """Finds an instance of the world again; a dead one is removed."""

@@ -47,6 +47,12 @@ class FakeFiles:
         self.now_ns = 1
         self.watchers: list[Callable[[str, str, str], None]] = []  # (kind, path, path before)
 
+    def duplicate(self) -> FakeFiles:
+        """Returns the tree as it is now, apart from this one."""
+        copied = FakeFiles()
+        copied.nodes = {path: replace(node) for path, node in self.nodes.items()}
+        return copied
+
     def tell(self, kind: str, path: str, before: str = "") -> None:
         """Tells every watcher what happened, by the letter of a watch record."""
         for watcher in list(self.watchers):

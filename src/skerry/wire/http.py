@@ -55,7 +55,11 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | GET, PUT sandboxes/ID/tree?path=&user= | tar, streamed |
 | GET sandboxes/ID/diff | -> DiffBody |
 | GET sandboxes/ID/diff/tar?under= | -> tar of added and modified paths |
-| POST sandboxes/ID/commit | CommitBody -> LayerManifest |
+| POST sandboxes/ID/commit | CommitBody -> LayerManifest, once it can be used |
+| POST sandboxes/ID/commits | CommitBody -> CommitInfo, once it is acknowledged (wire/commits.py) |
+| GET commits?sandbox= | -> list of CommitInfo, oldest first |
+| GET commits/CID?wait=SECONDS | -> CommitInfo, once it is done or failed, or after that time |
+| POST sandboxes/ID/fork | ForkBody -> BatchResult |
 | GET, POST, DELETE node/drain | POST: DrainBody -> DrainState (no new sandboxes; those that live are \
   stopped after the grace); DELETE takes it back |
 | GET images | -> list of LayerManifest |
@@ -274,10 +278,17 @@ class DiffBody(msgspec.Struct, frozen=True):
 class CommitBody(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Makes a layer of what the sandbox wrote; `exclude` are path prefixes inside."""
+    """Makes a layer of what the sandbox wrote; `exclude` are path prefixes inside.
+
+    `scrub` names rules of skerry.spec.residue; None: the default ones. A repeat with the same `id` (32
+    hexadecimal digits) finds the commit that the first one made.
+    """
 
     name: str
     exclude: tuple[str, ...] = ()
+    scrub: tuple[str, ...] | None = None
+    scrub_git: bool = False
+    id: str | None = None
 
 
 class DebianBody(

@@ -142,6 +142,7 @@ class StartPlan(Request, frozen=True, kw_only=True):
         text("socket", Tag.SOCKET),
         raw_part("config", Tag.CONFIG),
         text("upper_from", Tag.UPPER_FROM, optional=True),
+        number("uid_base", Tag.UID_BASE, 0, UID_MAX, optional=True),
     )
     instance: str
     slot: int
@@ -157,7 +158,8 @@ class StartPlan(Request, frozen=True, kw_only=True):
     oom_kind: int = 0  # 0 none, 1 v1 memory.oom_control, 2 v2 memory.events
     socket: str
     config: bytes  # AgentConfig.payload(), without tasks and oom
-    upper_from: str | None = None
+    upper_from: str | None = None  # an instance or a snapshot: its upper is copied
+    uid_base: int | None = None  # of the ids of the files there; None: the slot's
 
 
 class Stop(Request, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from skerry.spec.files import FileInfo, TreeUsage
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchResult
+from skerry.wire.commits import CommitInfo, ForkBody
 from skerry.wire.control import DrainBody, DrainState, NodeUsage, SandboxChange
 from skerry.wire.files import FILES_STREAM, FileOp
 from skerry.wire.http import (
@@ -320,6 +321,34 @@ ROUTES: Final[tuple[Route, ...]] = (
         params=(Param("under", STRING, "only at and below this path; /"),),
     ),
     Route("POST", f"{_BASE}/commit", "Makes a layer of it.", CommitBody, LayerManifest),
+    Route(
+        "POST",
+        f"{_BASE}/commits",
+        "The same, answered once it is acknowledged: what was written before is in the layer.",
+        CommitBody,
+        CommitInfo,
+    ),
+    Route(
+        "GET",
+        "/v1/commits",
+        "Commits under way and the last ones, oldest first.",
+        answer=list[CommitInfo],
+        params=(Param("sandbox", STRING, "only of this sandbox"),),
+    ),
+    Route(
+        "GET",
+        "/v1/commits/{commit}",
+        "How a commit stands.",
+        answer=CommitInfo,
+        params=(Param("wait", _seconds(600), "seconds to wait for its end; 0"),),
+    ),
+    Route(
+        "POST",
+        f"{_BASE}/fork",
+        "Sandboxes that begin with what this one has written; of one moment.",
+        ForkBody,
+        BatchResult,
+    ),
     Route("GET", "/v1/images", "All layers.", answer=list[LayerManifest]),
     Route(
         "GET", "/v1/images/{name}", "One layer; the name may hold slashes.", answer=LayerManifest

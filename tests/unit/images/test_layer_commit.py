@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from pathlib import Path
@@ -9,43 +10,46 @@ from pathlib import Path
 import pytest
 from test_layer_upper import BASE, Layers, layers, lower
 
-from skerry.errors import ImageBroken, InvalidRequest
-from skerry.images.commit import read_upper
+from skerry.errors import ImageBroken, InvalidRequest, Unavailable
+from skerry.images.commit import Wish, read_upper
 from skerry.images.entry import OPAQUE, Tree
+from skerry.images.inplace import InPlace
 from skerry.images.library import ImageLibrary
 from skerry.images.notes import Notes
-from skerry.images.scratch import Spool
+from skerry.images.packing import Apart
+from skerry.images.residue import Residue
 from skerry.images.upper import UpperLimits
 from skerry.spec.files import FileType
+from skerry.spec.residue import DEFAULT
 
 __all__ = ["layers"]  # a fixture
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("as_root")]
 
 
-def take(layers: Layers, spool: Spool, *exclude: str) -> Tree:
-    return read_upper(layers.view, spool, Notes(), UpperLimits(), exclude)
+def take(layers: Layers, *exclude: str) -> Tree:
+    with contextlib.closing(InPlace(layers.view.path)) as contents:
+        wish = Wish(Notes(), Residue(DEFAULT), exclude=exclude)
+        return read_upper(layers.view, contents, wish)
 
 
 def paths(tree: Tree) -> list[str]:
     return [os.fsdecode(entry.path) for entry in tree.entries(None) if entry.path]
 
 
-def test_whiteouts_that_hide_something_stay_and_others_go(layers: Layers, spool: Spool) -> None:
+def test_whiteouts_that_hide_something_stay_and_others_go(layers: Layers) -> None:
     lower(layers.bottom, "d/gone")
     lower(layers.bottom, "o/x")
     layers.whiteout("d/gone")
     layers.whiteout("d/never")
     layers.directory("o", opaque=True)
     layers.whiteout("o/x")
-    tree = take(layers, spool)
+    tree = take(layers)
     assert paths(tree) == ["d", "d/gone", "o"]
     assert tree.find(b"d/gone").type is FileType.CHARACTER  # type: ignore[union-attr]
     assert tree.find(b"o").xattrs == {OPAQUE: b"y"}  # type: ignore[union-attr]
 
 
-def test_residue_is_left_out_but_its_directories_and_deletions_stay(
-    layers: Layers, spool: Spool
-) -> None:
+def test_residue_is_left_out_but_its_directories_and_deletions_stay(layers: Layers) -> None:
     residue = ["tmp/a/b", "var/tmp/x", "root/.cache/pip/x", "root/.bash_history", "var/log/apt/x"]
     residue += ["home/u/.cache/x", "home/u/.python_history", "root/.lesshst", "var/cache/apt/a.bin"]
     kept = [
@@ -64,30 +68,28 @@ def test_residue_is_left_out_but_its_directories_and_deletions_stay(
     lower(layers.bottom, "run/lock")
     layers.whiteout("var/lib/apt/lists/one")
     layers.whiteout("run/lock")
-    got = paths(take(layers, spool))
+    got = paths(take(layers))
     assert not set(residue) & set(got)
     assert set(kept) <= set(got)
     assert {"tmp", "var/tmp", "root/.cache", "dev", "run", "var/lib/apt/lists/one"} <= set(got)
     assert not {path for path in got if path.startswith(("dev/", "proc/", "run/", "sys/", "tmp/"))}
 
 
-def test_excluded_prefixes_are_as_if_never_touched(layers: Layers, spool: Spool) -> None:
+def test_excluded_prefixes_are_as_if_never_touched(layers: Layers) -> None:
     lower(layers.bottom, "answers/old")
     layers.whiteout("answers/old")
     layers.write("answers/new")
     layers.write("answers.txt")
     layers.write("w/keep/a")
     layers.write("w/drop/a")
-    got = paths(take(layers, spool, "/answers/", "/w/drop"))
+    got = paths(take(layers, "/answers/", "/w/drop"))
     assert got == ["answers.txt", "w", "w/keep", "w/keep/a"]
     for bad in ("answers", "/", ""):
         with pytest.raises(InvalidRequest):
-            take(layers, spool, bad)
+            take(layers, bad)
 
 
-def test_ids_capabilities_and_access_lists_become_those_seen_inside(
-    layers: Layers, spool: Spool
-) -> None:
+def test_ids_capabilities_and_access_lists_become_those_seen_inside(layers: Layers) -> None:
     file = layers.write("f", uid=BASE + 33, mode=0o755)
     words = (1 << 10, 0, 0, 0)
     os.setxattr(file, "security.capability", struct.pack("<6I", 0x03000001, *words, BASE))
@@ -97,7 +99,7 @@ def test_ids_capabilities_and_access_lists_become_those_seen_inside(
     for entry in ((1, 7, -1), (2, 6, BASE + 5), (4, 5, -1), (16, 7, -1), (32, 5, -1)):
         acl += struct.pack("<HHi", *entry)
     os.setxattr(file, "system.posix_acl_access", acl)
-    node = take(layers, spool).find(b"f")
+    node = take(layers).find(b"f")
     assert node is not None
     assert (node.uid, node.gid) == (33, 33)
     assert node.xattrs[b"security.capability"] == struct.pack("<5I", 0x02000001, *words)
@@ -106,20 +108,24 @@ def test_ids_capabilities_and_access_lists_become_those_seen_inside(
     assert len(node.xattrs) == 3
 
 
-def test_hard_links_stay_and_sockets_and_devices_go(layers: Layers, spool: Spool) -> None:
+def test_hard_links_stay_and_sockets_and_devices_go(layers: Layers) -> None:
     os.link(layers.write("a", b"one"), layers.upper / "b")
     os.mknod(layers.upper / "dev0", 0o020600, os.makedev(1, 3))
     os.mkfifo(layers.upper / "fifo")
-    tree = take(layers, spool)
+    tree = take(layers)
     assert paths(tree) == ["a", "b", "fifo"]
     assert tree.find(b"a") is tree.find(b"b")
 
 
-def test_limits_are_errors(layers: Layers, spool: Spool) -> None:
+def test_limits_are_errors(layers: Layers) -> None:
     layers.write("f", b"x" * 100)
     for limits in (UpperLimits(bytes_max=99), UpperLimits(entries_max=0)):
-        with pytest.raises(ImageBroken):
-            read_upper(layers.view, spool, Notes(), limits, ())
+        wish = Wish(Notes(), Residue(()), limits)
+        with (
+            contextlib.closing(InPlace(layers.view.path)) as contents,
+            pytest.raises(ImageBroken),
+        ):
+            read_upper(layers.view, contents, wish)
 
 
 def test_commit_of_nothing_is_an_empty_layer(layers: Layers, library: ImageLibrary) -> None:
@@ -168,3 +174,44 @@ def test_host_directory_is_imported_at_its_prefix(library: ImageLibrary, tmp_pat
             library.import_directory("toolkit/t", path, prefix)
     with pytest.raises(ImageBroken):
         library.import_directory("toolkit/t", str(source), "/a/../b")
+
+
+def test_a_commit_apart_gives_the_same_layer_and_reads_the_files_where_they_are(
+    layers: Layers, library: ImageLibrary
+) -> None:
+    layers.write("srv/a", b"a" * 100_000)
+    layers.write("srv/b", b"b" * 3)
+    layers.write("root/.netrc", b"machine x password y")
+    here = library.commit(layers.view, "workspace/here", parents=("sha256:x",))
+    there = library.commit(layers.view, "workspace/there", apart=Apart(), parents=("sha256:x",))
+    assert (here.digest, here.data_digest) == (there.digest, there.data_digest)
+    assert here.scrubbed == there.scrubbed
+    assert here.parents == ("sha256:x",)
+    (taken,) = here.scrubbed
+    assert (taken.rule, taken.files, taken.bytes) == ("credentials", 1, 20)
+    assert taken.paths == ("/root/.netrc",)
+
+
+def test_what_a_process_apart_cannot_take_is_the_same_error(
+    layers: Layers, library: ImageLibrary
+) -> None:
+    with pytest.raises(InvalidRequest, match="absolute"):
+        library.commit(layers.view, "workspace/x", exclude=("a",), apart=Apart())
+    ended = Apart()
+    ended.end()
+    with pytest.raises(Unavailable, match="ended"):
+        library.commit(layers.view, "workspace/x", apart=ended)
+    assert library.list() == ()
+
+
+def test_rules_that_are_not_asked_for_take_nothing_and_unknown_ones_are_refused(
+    layers: Layers, library: ImageLibrary
+) -> None:
+    layers.write("root/.netrc", b"x")
+    layers.write("srv/app/build/out.o", b"x")
+    kept = library.commit(layers.view, "workspace/kept", scrub=())
+    assert (kept.files, kept.scrubbed) == (7, ())
+    built = library.commit(layers.view, "workspace/built", scrub=("builds",))
+    assert [(one.rule, one.files) for one in built.scrubbed] == [("builds", 2)]
+    with pytest.raises(InvalidRequest, match="credentials"):
+        library.commit(layers.view, "workspace/x", scrub=("credential",))

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import itertools
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from skerry.errors import Conflict, NotFound
+from skerry.errors import Conflict, NotFound, SkerryError, Unavailable
 from skerry.network.services import Service
 from skerry.node.build import build_node
 from skerry.node.clock import SystemClock
@@ -79,6 +80,11 @@ class FakeLibrary:
         self.imported: dict[str, bytes] = {}
         self.resolved = 0
         self.tidied: list[set[str]] = []
+        self.commits = 0
+        self.committed: list[str] = []
+        self.packing = threading.Event()  # while it is clear, packing waits
+        self.packing.set()
+        self.refuse_commit: SkerryError | None = None
         self.add("base/debian:12")
 
     def add(self, name: str) -> LayerManifest:
@@ -145,7 +151,15 @@ class FakeLibrary:
         yield b"tar of " + under.encode()
         yield b"."
 
-    def commit(self, upper: Any, name: str, *, exclude: Sequence[str] = ()) -> LayerManifest:
+    def commit(self, upper: Any, name: str, **more: Any) -> LayerManifest:
+        self.commits += 1
+        more["log"]("packing")
+        while not self.packing.wait(0.02):
+            if more["apart"].ended:
+                raise Unavailable("it was ended")
+        if self.refuse_commit is not None:
+            raise self.refuse_commit
+        self.committed = [change.path for change in self.diff(upper)]
         return self.add(str(parse_layer_name(name)))
 
 

@@ -15,6 +15,7 @@ from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.spec.session import SessionSpec
 from skerry.wire.control import SandboxChange
+from skerry.wire.http import CommitBody
 
 TRUE = CommandSpec(argv=("true",))
 KINDS = list(ledger._KINDS.values())
@@ -50,6 +51,9 @@ async def do_everything(node) -> list[SkerryError]:
     await attempt(node.operations.run(sandbox, None, TRUE))
     await attempt(node.sessions.create(sandbox, "s", SessionSpec()))
     await attempt(node.sessions.close(sandbox, "s"))
+    commit = await attempt(node.commits.begin(sandbox, CommitBody(name="workspace/x")))
+    if commit is not None:
+        await attempt(commit.layer)
     return refused
 
 
@@ -68,7 +72,7 @@ async def test_full_disk_at_this_record_is_told_and_passes(stand, monkeypatch, k
             refused = await do_everything(node)
             assert all(isinstance(error, PlatformError) for error in refused)
             # only ends need no record: freeing does not wait for a disk
-            assert bool(refused) == (kind not in ("ending", "session-ended"))
+            assert bool(refused) == (kind not in ("ending", "session-ended", "packed"))
             for sandbox in node.sandboxes:
                 assert sandbox.state is State.RUNNING
             assert len(stand.world.instances) == len(node.sandboxes)
@@ -78,6 +82,10 @@ async def test_full_disk_at_this_record_is_told_and_passes(stand, monkeypatch, k
         assert len(node.sandboxes) == 1
     async with stand.alive() as again:
         (sandbox,) = again.sandboxes
+        assert again.commits.list_all()
+        assert {one.state for one in again.commits.list_all()} <= {"done", "packing"}
+        await again.commits.settled()
+        assert stand.world.views == {}
         assert (await again.operations.run(sandbox, None, TRUE)).ok
         await again.lives.delete(sandbox)
     assert stand.world.instances == {}

@@ -40,12 +40,14 @@ NEEDS: list[Request] = [
     ("PUT", "/tree", "path=/", b"\0" * 1024),
     ("GET", "/diff", "", None),
     ("GET", "/diff/tar", "", None),
-    ("POST", "/commit", "", {"name": "workspace/x"}),
 ]
 # What only looks, waits, or ends something: a pause must not be undone by a client that waits.
 LOOKS: list[Request] = [
     ("GET", "", "", None),
     ("PATCH", "", "", {"idle_timeout_s": 500.0}),
+    ("POST", "/commit", "", {"name": "workspace/x"}),
+    ("POST", "/commits", "", {"name": "workspace/y"}),
+    ("POST", "/fork", "", {"count": 1}),
     ("POST", "/pause", "", None),
     ("GET", "/usage", "", None),
     ("GET", "/network", "", None),

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 
-from skerry.backends.api import Capabilities, CreateRequest, Health, Record
-from skerry.backends.container import creation, host, recovery, uppers
+from skerry.backends.api import Capabilities, CreateRequest, Health, Record, Upper, View
+from skerry.backends.container import creation, host, recovery, uppers, views
 from skerry.backends.container.backing import Backing
 from skerry.backends.container.instance import ContainerInstance
 from skerry.backends.container.parts import Parts, Places
@@ -97,7 +98,7 @@ class ContainerBackend:
         self._closing = True
         await parts.settle()
         keep_instances = keep_instances and bool(
-            parts.instances or parts.unclaimed or parts.orphans
+            parts.instances or parts.unclaimed or parts.orphans or parts.views
         )
         if not keep_instances:
             await recovery.sweep(parts)
@@ -144,6 +145,19 @@ class ContainerBackend:
     async def sweep(self) -> list[str]:
         """Destroys what no `recover` claimed."""
         return await recovery.sweep(self.parts)
+
+    def claim_views(self, found: Iterable[View], /) -> None:
+        """Takes note of views of an earlier process."""
+        self.parts.views.update((view.name, view) for view in found)
+
+    def open_view(self, view: View, /) -> AbstractAsyncContextManager[Upper]:
+        """Gives a view's directories."""
+        return views.opened(self.parts, view)
+
+    async def drop_view(self, view: View, /) -> None:
+        """Deletes a view."""
+        await views.drop(self.parts, view.name)
+        self.parts.views.pop(view.name, None)
 
     def daemons(self) -> tuple[tuple[str, int], ...]:
         """The launcher."""

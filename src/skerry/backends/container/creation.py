@@ -23,6 +23,7 @@ EXEC_DEADLINE_MS = 10_000
 EXEC_DEADLINE_IDLE_MS = 60_000
 CONFIG_BYTES_MAX = 60_000  # the launcher hands it over in one pipe
 SLOT_TRIES = 3
+ROOM_MIN_BYTES = 1 << 20  # with less the overlay cannot be mounted writable
 STALE = ("slot", errno.ENOENT)
 
 
@@ -47,7 +48,9 @@ def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits)
         slot=slot.number,
         layer=tuple(layer.id for layer in request.rootfs.layers),
         hostname=request.hostname,
-        disk_bytes=request.disk_bytes,
+        disk_bytes=_room(request),
+        upper_from=None if request.view is None else request.view.name,
+        uid_base=None if request.view is None else request.view.uid_base,
         shm_bytes=request.shm_bytes,
         step=parts.groups.limit(slot.number, slot.limits, limits),
         agent_group=groups.agent,
@@ -58,6 +61,13 @@ def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits)
         socket=parts.socket_path(request.instance_id),
         config=payload,
     )
+
+
+def _room(request: CreateRequest) -> int | None:
+    """Returns how much it may write itself: what it begins with counts, as it did for its parent."""
+    if request.disk_bytes is None or request.view is None:
+        return request.disk_bytes
+    return max(ROOM_MIN_BYTES, request.disk_bytes - request.view.used_bytes)
 
 
 async def create(parts: Parts, request: CreateRequest) -> ContainerInstance:
@@ -122,6 +132,9 @@ async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerI
         layers=request.rootfs.layers,
         limits=limits,
         base=slot.base,
+        disk_base=None if request.view is None else request.view.uid_base,
+        disk_bytes=request.disk_bytes,
+        inherited=0 if request.view is None else request.view.used_bytes,
     )
     instance = ContainerInstance(parts, facts, slot)
     # Known before START answers: its end may be told in the very next packet.

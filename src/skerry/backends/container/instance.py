@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,14 +10,14 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from skerry.backends.api import Exit, Reclaimed, Record, Upper
-from skerry.backends.container import memory
+from skerry.backends.api import Exit, Reclaimed, Record, Upper, View
+from skerry.backends.container import memory, quota, views
 from skerry.backends.container.parts import Parts
 from skerry.backends.container.remains import remove_groups_below
 from skerry.backends.container.slots import Slot
 from skerry.backends.shared.cgroup import Counters, Limits
 from skerry.backends.shared.launcher import LauncherFailed
-from skerry.errors import SandboxFailed, SkerryError, StorageFailed, Unavailable
+from skerry.errors import SandboxFailed, Unavailable
 from skerry.spec.layers import LayerFile
 from skerry.spec.sandbox import Usage
 from skerry.wire import plan
@@ -41,6 +40,9 @@ class Facts(msgspec.Struct, frozen=True):
     limits: Limits
     base: Counters
     cores: tuple[int, ...] = ()
+    disk_base: int | None = None  # of the ids of its files on disk; None: the slot's
+    disk_bytes: int | None = None  # its limit, as asked for
+    inherited: int = 0  # bytes of that which others had written
 
 
 def exit_of(wait_status: int) -> Exit:
@@ -69,6 +71,12 @@ class ContainerInstance:
     def id(self) -> str:
         """Its id."""
         return self.facts.instance
+
+    @property
+    def disk_base(self) -> int:
+        """What the ids of its files count from on disk: another's, if it began with those."""
+        base = self.facts.disk_base
+        return self.slot.uid_base if base is None else base
 
     @property
     def alive(self) -> bool:
@@ -222,21 +230,55 @@ class ContainerInstance:
             return
         self._snapshots += 1
         name = f"{self.id}-snap{self._snapshots}"
+        frozen = await self._take_snapshot(name)
+        try:
+            yield self._upper(name, frozen)
+        except OSError as error:
+            raise views.unreadable(self.id, error) from error
+        finally:
+            await views.drop(self._parts, name)
+
+    async def view(self, name: str, /) -> View:
+        """Takes a view that outlives it. What is unwritten goes to the disk before it is frozen."""
+        parts = self._parts
+        if "snapshot" not in parts.features:
+            raise Unavailable("the disk of what sandboxes write has no snapshots")
+        layers, base = self.facts.layers, self.disk_base
+        early = f"{name}-early"
+        view = View(name=name, layers=layers, uid_base=base)
+        # From now on, for a sweep must not take it.
+        parts.views[name] = view
+        try:
+            try:
+                await parts.ask(plan.UpperSnapshot(instance=self.id, text=early))
+            finally:
+                views.drop_soon(parts, early)
+            frozen = await self._take_snapshot(name)
+            used = self.facts.inherited
+            if self.facts.disk_bytes is not None:
+                path = f"{parts.upper_root()}/{self.id}"
+                used += await asyncio.to_thread(quota.used_bytes, path)
+        except OSError as error:
+            parts.views.pop(name, None)
+            views.drop_soon(parts, name)
+            raise views.unreadable(self.id, error) from error
+        except BaseException:
+            parts.views.pop(name, None)
+            raise
+        view = msgspec.structs.replace(view, used_bytes=used, frozen_seconds=frozen)
+        parts.views[name] = view
+        return view
+
+    async def _take_snapshot(self, name: str) -> float:
+        """Makes a snapshot while it stands still; returns for how long it did."""
         try:
             async with self._frozen() as begin:
                 await self._parts.ask(plan.UpperSnapshot(instance=self.id, text=name))
         except BaseException:
             # Also if only the answer was lost: it may be there, and nobody else knows its name.
-            dropping = self._parts.remains.drop_uppers((name,))
-            self._parts.track(asyncio.get_running_loop().create_task(dropping))
+            views.drop_soon(self._parts, name)
             raise
-        frozen = time.monotonic() - begin
-        try:
-            yield self._upper(name, frozen)
-        except OSError as error:
-            raise self._unreadable(error) from error
-        finally:
-            await self._drop_snapshot(name)
+        return time.monotonic() - begin
 
     @asynccontextmanager
     async def _frozen(self) -> AsyncIterator[float]:
@@ -261,33 +303,5 @@ class ContainerInstance:
                 if tries == STOP_TRIES - 1 or not self.alive:
                     raise
 
-    async def _drop_snapshot(self, name: str) -> None:
-        """Deletes it, also by a launcher that comes after the one that was asked first."""
-        for tries in range(STOP_TRIES):
-            try:
-                await self._parts.ask_raw(plan.UpperDrop(name))
-                return
-            except LauncherFailed as error:
-                if error.errno == errno.ENOENT:
-                    return
-                if not isinstance(error.to_error(), Unavailable) or tries == STOP_TRIES - 1:
-                    raise error.to_error() from error
-            except Unavailable:
-                if tries == STOP_TRIES - 1:
-                    raise
-
     def _upper(self, name: str, frozen: float) -> Upper:
-        root = self._parts.launcher_root()
-        path = f"{root}/upper/{name}/u"
-        try:
-            os.stat(path)
-        except OSError as error:
-            raise self._unreadable(error) from error
-        lowers = tuple(f"{root}/layers/{layer.id}" for layer in reversed(self.facts.layers))
-        return Upper(path, self.slot.uid_base, lowers, frozen)
-
-    def _unreadable(self, error: OSError) -> SkerryError:
-        """Returns what it means that a view cannot be read: it is seen through the launcher."""
-        if error.errno == errno.ENOENT and str(error.filename).startswith("/proc/"):
-            return Unavailable(f"the launcher was lost under the view of {self.id}")
-        return StorageFailed(f"the view of {self.id} cannot be read: {error}")
+        return views.upper_at(self._parts, name, self.facts.layers, self.disk_base, frozen)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from skerry.backends.api import View
 from skerry.backends.container.cores import Cores
 from skerry.backends.container.layers import LayerMounts
 from skerry.backends.container.remains import Remains
@@ -61,6 +62,7 @@ class Parts:
         self.cores = Cores()
         self.instances: dict[str, ContainerInstance] = {}
         self.making: set[str] = set()  # ids whose START is under way
+        self.views: dict[str, View] = {}  # that outlive their instances, and those being taken
         self.unclaimed: set[str] = set()  # ids that a found launcher holds
         self.orphans: set[int] = set()  # slots of an earlier node that nobody claimed yet
         self.restored = False

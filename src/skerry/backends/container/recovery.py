@@ -150,8 +150,8 @@ async def sweep(parts: Parts) -> list[str]:
         await parts.remains.drop_uppers((name,))
         parts.remains.unlink_socket(name)
         swept.append(f"socket of {name}")
-    # Views for a commit or a diff that an earlier node died in, and uppers of half an instance.
-    for name in sorted(parts.uppers() - set(parts.instances) - parts.making):
+    # Views for a fork or a diff that an earlier node died in, and uppers of half an instance.
+    for name in sorted(parts.uppers() - set(parts.instances) - parts.making - set(parts.views)):
         await parts.remains.drop_uppers((name,))
         swept.append(f"upper {name}, which nobody uses")
     return swept

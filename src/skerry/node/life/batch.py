@@ -12,6 +12,7 @@ import msgspec
 from skerry.errors import InvalidRequest, Overloaded, SkerryError, Unavailable
 from skerry.node.admission.holders import JOB_LABEL, Holder
 from skerry.node.admission.shortage import Claim
+from skerry.node.life.creation import Origin
 from skerry.node.life.lives import Lives
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
@@ -34,11 +35,15 @@ class Batch:
     undone if all or nothing was asked for, or if there is no key by which it could be found.
     """
 
-    def __init__(self, body: BatchCreate, owner: str | None, tenant: str, deadline: float) -> None:
+    def __init__(
+        self, body: BatchCreate, owner: str | None, tenant: str, deadline: float, number: int
+    ) -> None:
         self.body = body
         self.owner = owner
         self.holder = Holder(tenant, owner, body.spec.labels.get(JOB_LABEL))
         self.deadline = deadline  # for waiting
+        self.number = number
+        self.origin: Origin | None = None  # of a fork: what its members begin with
         self.stopped = asyncio.Event()
         self.finished = asyncio.Event()
         self.stop: SkerryError | None = None  # why no further member is begun
@@ -113,7 +118,8 @@ class Batches:
         if not 0 <= body.wait_s <= CREATE_WAIT_MAX_S:
             raise InvalidRequest(f"wait_s must be between 0 and {CREATE_WAIT_MAX_S:g}")
         self._admission.check_batches(len(self._running))
-        batch = Batch(body, owner, tenant, self._clock.monotonic() + body.wait_s)
+        deadline = self._clock.monotonic() + body.wait_s
+        batch = Batch(body, owner, tenant, deadline, next(self._numbers))
         self._running.add(batch)
         return batch
 
@@ -161,8 +167,18 @@ class Batches:
                 await self._undo(list(batch.made.values()))
             raise
         finally:
-            self._running.discard(batch)
-            batch.finished.set()
+            self.close(batch)
+
+    def close(self, batch: Batch) -> None:
+        """Nothing of it is under way any more; idempotent."""
+        self._running.discard(batch)
+        batch.finished.set()
+
+    async def after_earlier(self, batch: Batch) -> None:
+        """Waits for all earlier requests for the same batch, given up or not."""
+        for other in self._same(batch):
+            if other.number < batch.number:
+                await other.finished.wait()
 
     async def _after_the_same(self, batch: Batch) -> None:
         """Waits for an earlier try of the same batch that is being given up."""
@@ -194,6 +210,7 @@ class Batches:
                     gone=batch.until_stopped,
                     bounded=False,
                     reserved=reserved,
+                    origin=batch.origin,
                 )
             except SkerryError as error:
                 batch.failed += 1
@@ -228,7 +245,7 @@ class Batches:
 
     async def _gather(self, batch: Batch, names: list[str]) -> None:
         """Collects claims in turns with everybody else, up to the batch's deadline."""
-        body, number, waiting = batch.body, next(self._numbers), False
+        body, number, waiting = batch.body, batch.number, False
         self._admission.check_possible(body.count, batch.holder)
         try:
             for index in range(body.count - self._found(batch)):
@@ -256,10 +273,15 @@ class Batches:
 
     def _found(self, batch: Batch) -> int:
         """Returns how many members an earlier try has made: they have their room."""
+        return len(self.members(batch))
+
+    def members(self, batch: Batch) -> list[Sandbox]:
+        """Returns the members that there are."""
         if not batch.keyed:
-            return 0
+            return []
+        by_key = self._sandboxes.by_key
         keys = (batch.spec(index).key for index in range(batch.body.count))
-        return sum(key in self._sandboxes.by_key for key in keys)
+        return [by_key[key] for key in keys if key in by_key]
 
     def _claim(self, batch: Batch, name: str) -> Claim:
         spec = batch.body.spec

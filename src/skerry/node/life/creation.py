@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from skerry.backends.api import Backend, CreateRequest
+from skerry.backends.api import Backend, CreateRequest, View
 from skerry.errors import Conflict, InvalidRequest, SandboxFailed, SkerryError
 from skerry.lifecycle.table import Event
 from skerry.node import ledger
 from skerry.node.admission.holders import JOB_LABEL, Holder
 from skerry.node.admission.shortage import Claim
 from skerry.node.admission.waits import ClientLeft, Gone
+from skerry.node.images import Environment
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
 from skerry.spec import limits
-from skerry.spec.layers import RootfsPlan
+from skerry.spec.layers import ImageConfig, RootfsPlan
 from skerry.spec.sandbox import SandboxSpec, State
 
 if TYPE_CHECKING:
     from skerry.node.life.lives import Lives
+
+
+class Origin(NamedTuple):
+    """What a fork begins with, and the layers that it is on: those of its parent, by digest."""
+
+    view: View
+    digests: tuple[str, ...]
+    image: ImageConfig
+
+    def environment(self) -> Environment:
+        """Returns what it is composed of."""
+        return Environment(RootfsPlan(self.view.layers), self.digests, self.image)
 
 
 class Creation:
@@ -50,13 +63,15 @@ class Creation:
         gone: Gone | None = None,
         bounded: bool = True,
         reserved: list[str] | None = None,
+        origin: Origin | None = None,
     ) -> Sandbox:
         """Returns a running sandbox, or the one that its key names already.
 
         Waits for room for up to `wait_s` seconds, unless `gone` returns before (the client has
-        left). `reserved` names claims of which this one takes one. Raises InvalidRequest,
-        NotFound (no such layer), Conflict (the key names another spec), Overloaded, SandboxFailed,
-        Unavailable; then nothing is left.
+        left). `reserved` names claims of which this one takes one. With `origin` it begins with
+        what that holds, on the same layers; else layers that are being packed are waited for.
+        Raises InvalidRequest, NotFound (no such layer), Conflict (the key names another spec),
+        Overloaded, SandboxFailed, Unavailable; then nothing is left.
         """
         _check(spec)
         await self._networks.check(spec.network)
@@ -68,6 +83,8 @@ class Creation:
             raise InvalidRequest(
                 f"backend: {spec.backend[:80]!r} is none of {names} (an image is image=)"
             )
+        if origin is None:
+            await self._images.until_there(spec)
         holder = Holder(tenant, owner, spec.labels.get(JOB_LABEL))
         owner = self._owners.admit(owner, detached=spec.detached)
         admission, wall, monotonic = self._admission, self._clock.wall(), self._clock.monotonic()
@@ -86,9 +103,11 @@ class Creation:
                 monotonic = self._clock.monotonic()  # waiting for room is no part of making
             async with admission.place(claim, priority=spec.priority, bounded=bounded, gone=gone):
                 _check_wanted(sandbox)
-                plan, sandbox.digests, sandbox.image = await self._images.plan(spec)
+                plan, sandbox.digests, sandbox.image = (
+                    await self._images.plan(spec) if origin is None else origin.environment()
+                )
                 sandbox.mounts = plan.mounts()
-                await self._make(sandbox, backend, plan, monotonic)
+                await self._make(sandbox, backend, plan, monotonic, origin)
         except BaseException as error:
             cleaning = self._create_failed(sandbox, error)
             if cleaning is not None and isinstance(error, SkerryError):
@@ -122,7 +141,12 @@ class Creation:
         return known
 
     async def _make(
-        self, sandbox: Sandbox, backend: Backend, plan: RootfsPlan, began: float
+        self,
+        sandbox: Sandbox,
+        backend: Backend,
+        plan: RootfsPlan,
+        began: float,
+        origin: Origin | None = None,
     ) -> None:
         spec = sandbox.spec
         self._ledger.append(
@@ -152,6 +176,7 @@ class Creation:
                 cpu_class=spec.cpu_class,
                 cpu_weight=spec.cpu_weight,
                 cpu_burst=spec.cpu_burst,
+                view=None if origin is None else origin.view,
             )
         )
         sandbox.instance = instance

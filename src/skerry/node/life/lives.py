@@ -110,6 +110,15 @@ class Lives:
             raise Bug(f"{sandbox.id} runs without a link")
         return sandbox.link
 
+    async def ensure_standing(self, sandbox: Sandbox) -> None:
+        """Returns once it runs or is paused: what it wrote can be looked at; raises why it cannot."""
+        while sandbox.state not in {State.RUNNING, State.PAUSED}:
+            if sandbox.gone or not (
+                table.accepts_requests(sandbox.state) or sandbox.state is State.CREATING
+            ):
+                raise sandbox.ended()
+            await sandbox.changed()
+
     async def delete(self, sandbox: Sandbox) -> None:
         """Returns when nothing is left of it; idempotent, and may be called in any state."""
         if not sandbox.gone:

@@ -21,6 +21,7 @@ class Sandboxes:
         self.node = node
         self.by_id: dict[str, Sandbox] = {}
         self.by_key: dict[str, Sandbox] = {}
+        self.held: dict[str, tuple[str, ...]] = {}  # layers of what outlives its sandbox, by name
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -63,11 +64,12 @@ class Sandboxes:
 
     def digests(self) -> set[str]:
         """Returns the layers that sandboxes are made of, and their parts: these must stay."""
-        return {
+        used = {
             digest
             for sandbox in self.by_id.values()
             for digest in (*sandbox.digests, *(one.digest for one in sandbox.mounts))
         }
+        return used.union(*self.held.values())
 
     def page(
         self,

@@ -12,6 +12,7 @@ from skerry.node.node import Node
 from skerry.node.server import (
     attach,
     commands,
+    commits,
     connections,
     files,
     images,
@@ -61,6 +62,10 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     (f"{_ONE}/diff", {"GET": files.diff}),
     (f"{_ONE}/diff/tar", {"GET": files.diff_tar}),
     (f"{_ONE}/commit", {"POST": files.commit}),
+    (f"{_ONE}/commits", {"POST": commits.begin}),
+    (f"{_ONE}/fork", {"POST": commits.fork}),
+    ("/v1/commits", {"GET": commits.list_all}),
+    ("/v1/commits/{commit}", {"GET": commits.get}),
     ("/v1/sandboxes/batch/delete", {"POST": sandboxes.delete_batch}),
     ("/v1/images", {"GET": images.list_all}),
     ("/v1/images/{name:path}/import", {"POST": images.import_tar}),

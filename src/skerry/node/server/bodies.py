@@ -7,6 +7,7 @@ from skerry.spec.command import CommandSpec, Terminal
 from skerry.spec.limits import MIB, STDIN_BYTES_MAX
 from skerry.spec.sandbox import SandboxSpec
 from skerry.wire.batch import BatchCreate, BatchDelete
+from skerry.wire.commits import ForkBody
 from skerry.wire.control import DrainBody, SandboxChange
 from skerry.wire.files import FileOp
 from skerry.wire.http import (
@@ -54,6 +55,7 @@ SESSION: Body[StrictSession] = Body(StrictSession)
 TERMINAL: Body[Terminal] = Body(StrictTerminal)
 FILE_OP: Body[FileOp] = Body(FileOp)
 COMMIT: Body[CommitBody] = Body(CommitBody)
+FORK: Body[ForkBody] = Body(ForkBody)
 DEBIAN: Body[DebianBody] = Body(DebianBody)
 CLIENT_EVENT: Body[ClientEvent] = Body(ClientEvent)
 FORWARD_OPEN: Body[ForwardOpen] = Body(ForwardOpen)

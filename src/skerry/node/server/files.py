@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -12,10 +13,12 @@ import msgspec
 
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.guest.files import STALL_S
+from skerry.node.life.commits import Commit
 from skerry.node.node import Node
 from skerry.node.server.bodies import COMMIT, FILE_OP
 from skerry.node.server.exchange import Exchange
 from skerry.spec.files import Change
+from skerry.spec.layers import LayerManifest
 from skerry.wire.files import FILES_STREAM, FileEvent, event_to_wire, info_to_wire
 from skerry.wire.http import ErrorBody
 from skerry.wire.pieces import END, PIECES, failed, head_of
@@ -165,7 +168,12 @@ async def commit(node: Node, exchange: Exchange) -> None:
     """POST /v1/sandboxes/ID/commit."""
     exchange.allow()
     sandbox = node.sandboxes.get(exchange.path("id"))
-    await exchange.reply(await node.disk.commit(sandbox, await exchange.body(COMMIT)))
+    commit = await node.commits.begin(sandbox, await exchange.body(COMMIT))
+    await exchange.reply(await exchange.while_there(_layer(commit)))
+
+
+async def _layer(commit: Commit) -> LayerManifest:
+    return await asyncio.shield(commit.layer)
 
 
 def frame(event: FileEvent) -> bytes:

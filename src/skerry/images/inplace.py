@@ -1,0 +1,44 @@
+"""File contents that stay where they are until they are packed: of a tree that does not change."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from skerry.errors import ImageBroken
+from skerry.images.cursor import Cursor
+from skerry.images.entry import show
+from skerry.images.files import lstat, read_content
+from skerry.images.scratch import Content
+
+
+class InPlace:
+    """The files of one directory. Read in the order of their paths they cost one open each.
+
+    The directory must not change: it is a snapshot, or its writers stand still. What did change is
+    ImageBroken.
+    """
+
+    def __init__(self, top: str) -> None:
+        self._cursor = Cursor(top)
+        self._paths: list[bytes] = []
+
+    def note(self, path: bytes, info: os.stat_result) -> Content:
+        """Returns where a file's content will be found; nothing is read, and its hash not known."""
+        self._paths.append(path)
+        return Content(len(self._paths) - 1, info.st_size, b"")
+
+    def read(self, content: Content) -> Iterator[bytes]:
+        """Gives the bytes of a file."""
+        path = self._paths[content.offset]
+        parent, _, name = path.rpartition(b"/")
+        self._cursor.move(parent)
+        info = lstat(self._cursor.fd, name)
+        if info is None or not stat.S_ISREG(info.st_mode) or info.st_size != content.size:
+            raise ImageBroken(f"{show(path)} changed while it was read")
+        yield from read_content(self._cursor.fd, name, info, path)
+
+    def close(self) -> None:
+        """Lets go of the directory."""
+        self._cursor.close()

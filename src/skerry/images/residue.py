@@ -1,0 +1,161 @@
+"""What each rule of `skerry.spec.residue` matches in what a sandbox wrote.
+
+A path that matches is left out as if the sandbox had not written it: where the layers below have
+the file, theirs shows. Deletions stay, but for those below a directory that was left out. Every
+file that was left out is counted, with the first paths by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from skerry.images.entry import show
+from skerry.spec.residue import PATHS_MAX, Scrubbed
+
+CONTENT_BYTES_MAX = 256 << 10  # of a file that is looked into
+
+_HOME = rb"(?:root|home/[^/]+)"
+
+
+def _any(*patterns: bytes) -> re.Pattern[bytes]:
+    return re.compile(b"|".join(b"(?:" + one + b")" for one in patterns), re.DOTALL)
+
+
+# By rule: paths that are left out, each with all that is below it.
+_PATHS: dict[str, re.Pattern[bytes]] = {
+    "temporary": _any(rb"tmp/.+", rb"var/tmp/.+"),
+    "packages": _any(
+        rb"var/cache/(?:apt|dnf|yum|apk|pacman|debconf)/.+",
+        rb"var/lib/apt/lists/.+",
+        rb"var/log/(?:apt/.+|dpkg\.log.*|alternatives\.log.*|dnf.*|yum.*)",
+    ),
+    "caches": _any(
+        _HOME + rb"/\.cache/.+",
+        _HOME + rb"/\.(?:npm/_(?:cacache|logs|npx)|yarn/cache|pnpm-store|gradle/caches)/.+",
+        _HOME + rb"/\.(?:cargo/(?:registry/cache|git/db)|bundle/cache|m2/repository)/.+",
+        _HOME + rb"/go/pkg/mod/cache/.+",
+        rb"(?:.+/)?(?:__pycache__|\.pytest_cache|\.mypy_cache|\.ruff_cache|\.hypothesis)",
+        rb"(?:.+/)?node_modules/\.cache",
+    ),
+    "histories": _any(
+        _HOME + rb"/\.(?:bash|zsh|ash|sh|python|node_repl|psql|mysql|sqlite|rediscli|mongo|less|irb"
+        rb"|gdb|lldb|php|scala|R|octave|julia)_?(?:history|hst|hist)",
+        _HOME + rb"/\.(?:viminfo|nviminfo|wget-hsts|histfile|recently-used|Rhistory|dbshell)",
+        _HOME + rb"/\.(?:lldb/.*history|julia/logs/.+|zsh_sessions/.+|bash_sessions/.+)",
+        _HOME + rb"/\.ipython/profile_[^/]+/(?:history\.sqlite.*|log/.+)",
+        _HOME + rb"/\.local/share/(?:fish/fish_history|nano/.+history|recently-used\.xbel)",
+        _HOME + rb"/\.local/(?:share|state)/nvim/(?:shada|undo|swap|backup)/.+",
+        _HOME + rb"/\.vim/(?:undo|swap|backup)[^/]*/.+",
+        _HOME + rb"/\.emacs\.d/(?:auto-save-list|backups)/.+",
+    ),
+    "editors": _any(
+        rb"(?:.*/)?\.[^/]+\.sw[a-p]",
+        rb"(?:.*/)?\.[^/]+\.un~",
+        rb"(?:.*/)?[^/]+~",
+        rb"(?:.*/)?\.?#[^/]+#?",
+    ),
+    "logs": _any(rb"var/log/.+"),
+    "credentials": _any(
+        _HOME + rb"/[._]netrc",
+        _HOME + rb"/\.(?:pypirc|npmrc|yarnrc\.yml|git-credentials|pgpass|my\.cnf|mylogin\.cnf)",
+        _HOME + rb"/\.(?:vault-token|dockercfg|boto|s3cfg|terraformrc|condarc|hgrc|cifs.*)",
+        _HOME + rb"/\.(?:aws|azure|oci|kube|gnupg|terraform\.d|databricks|databrickscfg)(?:/.+)?",
+        _HOME + rb"/\.docker/(?:config\.json|trust/.+|contexts/.+)",
+        _HOME + rb"/\.(?:cargo/credentials(?:\.toml)?|gem/credentials|composer/auth\.json)",
+        _HOME + rb"/\.(?:m2/settings(?:-security)?\.xml|gradle/gradle\.properties|huggingface/.+)",
+        _HOME + rb"/\.(?:cache/huggingface/token|kaggle/kaggle\.json|wandb/.+)",
+        _HOME + rb"/\.config/(?:git/credentials|gh/.+|glab-cli/.+|hub|gcloud/.+|doctl/.+|op/.+)",
+        _HOME + rb"/\.config/(?:containers/auth\.json|pypoetry/auth\.toml|uv/credentials.*)",
+        _HOME + rb"/\.local/share/(?:keyrings|python_keyring|uv/credentials)/.+",
+        _HOME + rb"/\.ssh/(?:id_[^/]*(?<!\.pub)|identity|.+\.(?:pem|key)|agent/.+)",
+        rb"etc/ssh/ssh_host_[^/]+_key",
+        rb"etc/(?:netrc|docker/.*auth\.json|apt/auth\.conf(?:\.d/.+)?)",
+    ),
+    "builds": _any(
+        rb"(?:.+/)?(?:build|dist|target|_build|CMakeFiles|cmake-build-[^/]+)",
+        rb"(?:.+/)?\.(?:eggs|gradle|tox|nox|next|nuxt|parcel-cache|turbo|build)",
+    ),
+}
+# By rule: files that are left out if they hold something.
+_CONTENTS: dict[str, tuple[tuple[re.Pattern[bytes], re.Pattern[bytes]], ...]] = {
+    "credentials": (
+        (
+            _any(rb"(?:.+/)?\.(?:npmrc|yarnrc(?:\.yml)?)", rb"(?:usr/local/)?etc/npmrc"),
+            _any(rb"_auth(?:Token)?\b", rb"_password\b", rb"npmAuth(?:Token|Ident)\b"),
+        ),
+        (
+            _any(
+                rb"(?:.+/)?pip\.(?:conf|ini)",
+                rb"(?:.+/)?(?:\.condarc|uv\.toml|\.pydistutils\.cfg)",
+                rb"(?:.+/)?\.config/[^/]+/.+",
+            ),
+            _any(rb"://[^/\s:@]*:[^/\s@]+@"),
+        ),
+        (_any(_HOME + rb"/\.ssh/.+"), _any(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")),
+    ),
+}
+# Where a password may stand in what has to stay: told, not taken.
+_SUSPECT = _any(rb"(?:.+/)?\.git/config")
+_URL_PASSWORD = _any(rb"://[^/\s@]+@", rb"(?i:extraheader\s*=\s*authorization)")
+
+
+@dataclass
+class _Count:
+    files: int = 0
+    bytes: int = 0
+    paths: list[str] = field(default_factory=list)
+
+
+class Residue:
+    """The rules of one commit, and what they have taken so far."""
+
+    def __init__(self, rules: Iterable[str]) -> None:
+        self.rules = tuple(rules)
+        self._paths = [(name, _PATHS[name]) for name in self.rules if name in _PATHS]
+        self._contents = [
+            (name, where, what) for name in self.rules for where, what in _CONTENTS.get(name, ())
+        ]
+        self._taken: dict[str, _Count] = {}
+
+    def rule_for(self, path: bytes, size: int | None, content: Callable[[], bytes]) -> str | None:
+        """Returns the rule that leaves a path out; `size` is None for what is no regular file.
+
+        `content` is called only for small files whose place says that they may hold secrets.
+        """
+        for name, pattern in self._paths:
+            if pattern.fullmatch(path):
+                return name
+        if size is None or size > CONTENT_BYTES_MAX:
+            return None
+        for name, where, what in self._contents:
+            if where.fullmatch(path) and what.search(content()):
+                return name
+        return None
+
+    def is_suspect(self, path: bytes, size: int | None, content: Callable[[], bytes]) -> bool:
+        """Whether a file that stays seems to hold a password."""
+        return (
+            "credentials" in self.rules
+            and size is not None
+            and size <= CONTENT_BYTES_MAX
+            and _SUSPECT.fullmatch(path) is not None
+            and _URL_PASSWORD.search(content()) is not None
+        )
+
+    def take(self, rule: str, path: bytes, size: int) -> None:
+        """Counts what was left out."""
+        count = self._taken.setdefault(rule, _Count())
+        count.files += 1
+        count.bytes += size
+        if len(count.paths) < PATHS_MAX:
+            count.paths.append(show(path))
+
+    def report(self) -> tuple[Scrubbed, ...]:
+        """Returns what was left out, in the order of the rules."""
+        return tuple(
+            Scrubbed(name, count.files, count.bytes, tuple(count.paths))
+            for name in self.rules
+            if (count := self._taken.get(name)) is not None
+        )
