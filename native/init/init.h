@@ -165,6 +165,9 @@ void group_release(struct group *g);
 void group_retry(void);
 uint64_t group_retry_at(void);
 void group_child_ended(void);
+/* Whether empty groups are kept for the next operations; gives them up. */
+bool group_spares(void);
+void group_quiet(void);
 /* Its processes, older before younger; a longer list is cut at max. */
 size_t group_pids(struct group *g, pid_t *out, size_t max);
 bool group_has(const struct group *g, pid_t pid);

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BATCH = 32 };
+enum { BATCH = 32, QUIET_MS = 5000 };
 
 static int epoll_fd = -1;
 static struct source signals = {.fd = -1};
@@ -137,7 +137,7 @@ static int wait_time(void)
 	other = group_retry_at();
 	next = other < next ? other : next;
 	if (next == NEVER)
-		return -1;
+		return group_spares() ? QUIET_MS : -1;
 	now = now_ms();
 	if (next <= now)
 		return 0;
@@ -159,8 +159,10 @@ void loop_run(void)
 	struct epoll_event events[BATCH];
 
 	for (;;) {
-		int n = epoll_wait(epoll_fd, events, BATCH, wait_time());
+		int wait = wait_time(), n = epoll_wait(epoll_fd, events, BATCH, wait);
 
+		if (!n && wait == QUIET_MS)
+			group_quiet();
 		for (int i = 0; i < n; i++) {
 			struct source *src = events[i].data.ptr;
 

@@ -249,6 +249,15 @@ def test_groups_of_finished_commands_are_removed(client: Client, sandbox: Sandbo
     assert soon(lambda: len(list((sandbox.top / "w").glob("c[0-9]*"))) <= 4)
 
 
+def test_agent_left_alone_keeps_no_group(client: Client, sandbox: Sandbox) -> None:
+    shell(client, "true")
+    groups = (sandbox.top / "w").glob
+    assert len(list(groups("c[0-9]*"))) == 1  # for the next one
+    assert soon(lambda: not list(groups("c[0-9]*")))
+    assert shell(client, "echo again").stdout == b"again\n"
+    assert len(list(groups("c[0-9]*"))) == 1
+
+
 def test_orphans_are_reaped(client: Client) -> None:
     shell(client, "for i in 1 2 3 4 5; do (setsid sleep 0.125 &); done")
     look = "ps axo stat,args | grep -cE '^Z|^[^ ]+ +sleep 0.125$'"
