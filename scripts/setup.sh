@@ -25,6 +25,8 @@ PACKAGES=(
     iproute2 util-linux procps git xz-utils                 # tests and their leak census
     openssl                                                 # tests of object stores over TLS
     bubblewrap runc                                         # peers in the benchmarks
+    skopeo                                                  # images from and to registries
+    docker-registry apache2-utils                           # a registry for the tests
     shellcheck                                              # make lint
 )
 

@@ -40,6 +40,7 @@ def host_checks(state_dir: str, run_dir: str) -> list[Check]:
         erofs_check,
         lambda: program_check("mkfs.btrfs", "btrfs-progs", "disk= is refused or backed by a tmpfs"),
         lambda: program_check("mmdebstrap", "mmdebstrap", "no base can be built from a suite"),
+        lambda: program_check("skopeo", "skopeo", "no images from registries, and no pushes"),
         descriptors_check,
         pid_max_check,
         suid_dumpable_check,

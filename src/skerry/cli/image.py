@@ -12,6 +12,8 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryGroup
+from skerry.cli.made import log_line, show_made
+from skerry.cli.ociimage import AUTHFILE, NO_TLS, collapse, import_oci, push
 from skerry.cli.options import DEFAULT_IMAGE, complete_layer, pair, seconds
 from skerry.cli.words import age, size
 from skerry.errors import InvalidRequest
@@ -31,6 +33,10 @@ def image() -> None:
     A layer is named kind/name[:tag]; kind is base, workspace or toolkit. Without a kind a base is
     meant: debian:12 is base/debian:12.
     """
+
+
+image.add_command(push)
+image.add_command(collapse)
 
 
 def suite_of(name: str) -> str | None:
@@ -110,7 +116,7 @@ def build(
             async with app.client() as client:
                 return await build_debian(app, client, name, known, packages, refresh=refresh)
 
-        _show_made(app, app.wait_for(debian))
+        show_made(app, app.wait_for(debian))
         return
     if path is None and not os.path.exists("skerry.toml"):
         raise InvalidRequest(
@@ -133,14 +139,10 @@ async def build_debian(
     app.note(f"building {name} from Debian {suite}; the first time takes a minute or two")
     started = time.monotonic()
     made = await client.images.debian(
-        name, suite, packages, refresh=refresh, on_log=lambda line: _log(app, line)
+        name, suite, packages, refresh=refresh, on_log=lambda line: log_line(app, line)
     )
     app.note(f"built {made.name} in {time.monotonic() - started:.0f} s")
     return made
-
-
-def _log(app: App, line: str) -> None:
-    app.note(click.style(f"  {line}", dim=True))
 
 
 def _build_steps(app: App, builds: list[Build]) -> None:
@@ -159,23 +161,16 @@ def _build_steps(app: App, builds: list[Build]) -> None:
                     keep_context=item.keep_context,
                     memory=item.memory,
                     timeout=item.timeout,
-                    on_log=lambda line: _log(app, line),
+                    on_log=lambda line: log_line(app, line),
                 )
-                _show_made(app, made)
+                show_made(app, made)
 
     app.wait_for(work)
 
 
-def _show_made(app: App, made: LayerManifest) -> None:
-    if app.as_json:
-        app.emit(made)
-    else:
-        app.line(f"{made.name}  {size(made.total_bytes)}  {made.digest}")
-
-
 @image.command("import")
 @click.argument("name")
-@click.argument("source", metavar="FILE.tar|DIR|-")
+@click.argument("source", metavar="SOURCE")
 @click.option(
     "--prefix",
     default="/",
@@ -183,11 +178,28 @@ def _show_made(app: App, made: LayerManifest) -> None:
     metavar="DIR",
     help="Where a directory's content goes.",
 )
+@click.option("--platform", metavar="OS/ARCH", help="Of an image [the node's].")
+@AUTHFILE
+@NO_TLS
 @click.pass_obj
-def import_(app: App, /, *, name: str, source: str, prefix: str) -> None:
-    """Make a layer of a tar file (plain, gzip, xz), of a directory, or of a tar on stdin."""
-    from skerry.cli.copy import local_size, progress_bar
+def import_(app: App, /, *, name: str, source: str, prefix: str, **options: Any) -> None:
+    """Make a layer of a tar file, a directory, a tar on stdin (-), or an image of another system.
 
+    \b
+    skerry image import base/mine:1 root.tar.gz             plain, gzip, bzip2, xz, zstd
+    skerry image import toolkit/t ./harness --prefix /opt/harness
+    skerry image import debian:slim docker://HOST/debian:12-slim
+    skerry image import base/app oci:DIR:TAG                or oci-archive:FILE[:TAG]
+    skerry image import base/app docker-archive:FILE        what docker save wrote
+    """  # noqa: D301 - \b tells click to keep the lines
+    from skerry.cli.copy import local_size, progress_bar
+    from skerry.sdk.ocisource import is_oci_source
+
+    if is_oci_source(source):
+        import_oci(app, name, source, prefix, options)
+        return
+    if options["platform"] or options["authfile"] or not options["tls_verify"]:
+        raise InvalidRequest("--platform, --authfile and --no-tls-verify are for images")
     directory = os.path.isdir(source)
     if prefix != "/" and not directory:
         raise InvalidRequest("--prefix is for directories: a tar's names say where its files go")
@@ -203,7 +215,7 @@ def import_(app: App, /, *, name: str, source: str, prefix: str) -> None:
                 tar = sys.stdin.buffer if source == "-" else source
                 return await client.images.import_tar(name, tar, progress=advance)
 
-    _show_made(app, app.wait_for(work))
+    show_made(app, app.wait_for(work))
 
 
 @image.command("ls")
@@ -266,6 +278,8 @@ def inspect(app: App, /, *, names: tuple[str, ...]) -> None:
         rows += [("size", _sizes(item)), ("files", str(item.files))]
         rows += [("created", item.created), ("made by", item.creator)]
         rows += [("compression", item.compression), *sorted(item.recipe.items())]
+        rows += [("part below", part.digest) for part in item.parts]
+        rows += _config_rows(item)
         for label, value in rows:
             app.line(f"  {label:<12} {value}")
 
@@ -275,6 +289,17 @@ def _sizes(item: LayerManifest) -> str:
         return size(item.size_bytes)
     stored = "" if item.data_codec == "none" else f", stored as {size(item.stored_bytes)} of zstd"
     return f"{size(item.size_bytes)} of metadata, {size(item.data_bytes)} of data{stored}"
+
+
+def _config_rows(item: LayerManifest) -> list[tuple[str, str]]:
+    config = item.config
+    if config is None:
+        return []
+    rows = [("env", f"{name}={value}") for name, value in config.env.items()]
+    rows += [("label", f"{name}={value}") for name, value in config.labels.items()]
+    single = (("workdir", config.workdir), ("user", config.user))
+    lists = (("entrypoint", " ".join(config.entrypoint)), ("command", " ".join(config.cmd)))
+    return rows + [(label, value) for label, value in (*single, *lists) if value]
 
 
 @image.command("rm")

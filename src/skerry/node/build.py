@@ -17,6 +17,7 @@ from skerry.images.library import ImageLibrary
 from skerry.images.local import LocalLayers
 from skerry.images.objects.api import Objects
 from skerry.images.objects.s3 import S3Objects
+from skerry.images.oci.images import OciImages
 from skerry.images.store import DirectoryStore, LayerStore
 from skerry.node import registry as nodes
 from skerry.node.admission.doors import Admission
@@ -28,6 +29,7 @@ from skerry.node.gauges.loopwatch import LoopWatch
 from skerry.node.gauges.readings import Host, Readings
 from skerry.node.identity import Identity, claim
 from skerry.node.images import Images, Library
+from skerry.node.imports import Imports, Oci
 from skerry.node.keeper import KEEP_S, LEASE_S, RENEW_S, Keeper
 from skerry.node.ledger import Ledger
 from skerry.node.life.owners import Owners
@@ -48,6 +50,7 @@ def build_node(
     clock: Clock | None = None,
     backends: Mapping[str, Backend] | None = None,
     library: Library | None = None,
+    oci: Oci | None = None,
     host: Callable[[], Readings] | None = None,
     networks: Networks | None = None,
 ) -> Node:
@@ -75,6 +78,7 @@ def build_node(
     timers = Timers(clock)
     loop_watch = LoopWatch()
     sandboxes = Sandboxes(identity.name)
+    images = Images(library, clock, threads_max=limits.image_threads_max, in_use=sandboxes.digests)
     return Node(
         Parts(
             config=config,
@@ -101,12 +105,8 @@ def build_node(
                 owners_max=limits.owners_max,
                 required=config.embedded,
             ),
-            images=Images(
-                library,
-                clock,
-                threads_max=limits.image_threads_max,
-                in_use=sandboxes.digests,
-            ),
+            images=images,
+            imports=_imports(config, images, kept, oci),
             keeper=_keeper(config, clock, kept, sandboxes),
             backends=found,
             version=_version(),
@@ -145,6 +145,15 @@ def _keeper(
     hurry = kept.store.hurry if kept else None
     every = config.collect_every_s
     return Keeper(leases, kept, sandboxes.digests, clock, collect_every_s=every, hurry=hurry)
+
+
+def _imports(
+    config: NodeConfig, images: Images, kept: ImageLibrary | None, oci: Oci | None
+) -> Imports:
+    if kept is not None:
+        oci = OciImages(kept, config.cache_dir, cache_bytes=config.registry_cache_bytes)
+    threads_max = config.limits.image_threads_max
+    return Imports(oci, images, threads_max=threads_max, auth_file=config.registry_auth_file)
 
 
 def _journal(config: NodeConfig, clock: Clock) -> Journal:

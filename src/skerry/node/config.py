@@ -56,6 +56,9 @@ class NodeConfig:
     store: str = ""  # "s3://BUCKET/PREFIX": layers there; "": in store_dir
     s3: S3Options = field(default_factory=S3Options)  # how that bucket is reached
     cache_dir: str = "/var/cache/skerry"  # image tools and archives that can be had again
+    # Credentials for registries (like ~/.docker/config.json), for imports and pushes that bring none.
+    registry_auth_file: str | None = None
+    registry_cache_bytes: int = 10 * GIB  # of layers from registries, kept in cache_dir
     socket: str = ""  # API on a unix socket, mode 0600; "": node.sock in run_dir
     tcp: str | None = None  # API on "host:port" too; needs tokens; port 0 takes a free one
     tokens: tuple[str, ...] = ()
@@ -131,8 +134,10 @@ class NodeConfig:
             raise InvalidRequest("collect_every_s must be 0, or between a minute and 30 days")
         if self.log_format not in ("text", "json"):
             raise InvalidRequest(f"log_format: {self.log_format[:40]!r} is neither text nor json")
-        if self.log_file is not None and not os.path.isabs(self.log_file):
-            raise InvalidRequest("log_file must be an absolute path")
+        for name in ("log_file", "registry_auth_file"):
+            value = getattr(self, name)
+            if value is not None and not os.path.isabs(value):
+                raise InvalidRequest(f"{name} must be an absolute path")
         if self.orphan_after_s is not None and not 1 <= self.orphan_after_s < 30 * 86_400:
             raise InvalidRequest("orphan_after_s must be between a second and 30 days")
         return self

@@ -210,13 +210,17 @@ class Images:
             lambda: self._library.pin(name) if on else self._library.unpin(name)
         )
 
+    def forget_plans(self) -> None:
+        """Looks names up again at their next use: one stands for another layer now."""
+        self._plans.clear()
+
     async def import_tar(self, name: str, chunks: AsyncIterator[bytes]) -> LayerManifest:
         """Makes a layer of an archive that is read no faster than it is unpacked.
 
         InvalidRequest if nothing of it comes for STALL_S.
         """
         loop = asyncio.get_running_loop()
-        reader = _ChunkReader(chunks, loop)
+        reader = ChunkReader(chunks, loop)
         try:
             return await loop.run_in_executor(
                 self._import_threads, self._library.import_tar, name, reader
@@ -361,7 +365,7 @@ class _Pieces:
                 self._pieces.close()
 
 
-class _ChunkReader:
+class ChunkReader:
     """A blocking file over an asynchronous body: each read pulls the next chunk through the loop."""
 
     def __init__(self, chunks: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop) -> None:

@@ -39,6 +39,7 @@ class Node:
         self.sandboxes = parts.sandboxes
         self.owners = parts.owners
         self.images = parts.images
+        self.imports = parts.imports
         self.keeper = parts.keeper
         self.networks = parts.networks
         self.backends = parts.backends

@@ -14,6 +14,7 @@ from skerry.node.config import NodeConfig
 from skerry.node.gauges.loopwatch import LoopWatch
 from skerry.node.identity import Identity
 from skerry.node.images import Images
+from skerry.node.imports import Imports
 from skerry.node.keeper import Keeper
 from skerry.node.ledger import Ledger
 from skerry.node.life.owners import Owners
@@ -40,6 +41,7 @@ class Parts:
     sandboxes: Sandboxes
     owners: Owners
     images: Images
+    imports: Imports
     keeper: Keeper
     networks: Networks
     backends: Mapping[str, Backend]

@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
-from skerry.errors import Bug, SandboxFailed
+import msgspec
+
+from skerry.errors import Bug, InvalidRequest, SandboxFailed
+from skerry.sdk.ocisource import REGISTRY, parse_oci_source, read_auth
 from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.stream import events_of
 from skerry.sdk.transfer import Progress, file_chunks, pack_tree
 from skerry.sdk.transport import Transport
 from skerry.spec.layers import CollectReport, LayerCheck, LayerKind, LayerManifest, parse_layer_name
+from skerry.spec.limits import parse_bytes
 from skerry.wire.http import DebianBody
+from skerry.wire.registry import CollapseBody, PushBody, RegistryBody
 
 Log = Callable[[str], None]
 
@@ -89,6 +94,86 @@ class AsyncImages:
         """Makes a layer of a local directory's content, placed at `prefix`."""
         return await self._import(name, pack_tree(Path(path), progress, prefix))
 
+    async def import_oci(
+        self,
+        name: str,
+        source: str,
+        *,
+        platform: str | None = None,
+        authfile: str | os.PathLike[str] | None = None,
+        tls_verify: bool = True,
+        progress: Progress | None = None,
+        on_log: Log | None = None,
+    ) -> LayerManifest:
+        """Makes a layer of an image: `docker://HOST/NAME:TAG`, `oci:DIR[:TAG]`, or an archive.
+
+        `oci-archive:FILE` and `docker-archive:FILE` are such. The node fetches what is in a
+        registry, with its progress to `on_log`; the rest is sent there, its bytes told to
+        `progress`. `authfile` is like ~/.docker/config.json. Sandboxes take the image's env,
+        workdir and user as defaults. Raises RegistryDenied, NotFound, ImageBroken, Unavailable.
+        """
+        found = parse_oci_source(source)
+        if found.reference is not None:
+            body = RegistryBody(
+                reference=found.reference,
+                platform=platform,
+                auth=read_auth(authfile),
+                tls_verify=tls_verify,
+            )
+            return await self._made(f"{_path(name)}/registry", body, on_log)
+        params = {"kind": "oci"}
+        params |= {"tag": found.tag} if found.tag else {}
+        params |= {"platform": platform} if platform else {}
+        pack = pack_tree if found.path.is_dir() else file_chunks
+        chunks = pack(found.path, progress)
+        return await self._transport.send(
+            "POST", f"{_path(name)}/import", chunks, LayerManifest, params
+        )
+
+    async def push(
+        self,
+        names: str | Sequence[str],
+        target: str,
+        *,
+        authfile: str | os.PathLike[str] | None = None,
+        tls_verify: bool = True,
+        on_log: Log | None = None,
+    ) -> str:
+        """Takes layers, composed, to a registry (`docker://HOST/NAME:TAG`); returns the digest there."""
+        first, *more = check_names([names] if isinstance(names, str) else names)
+        reference = target.removeprefix(REGISTRY)
+        if reference == target:
+            raise InvalidRequest(f"{target[:200]!r} is no registry: write docker://HOST/NAME:TAG")
+        body = PushBody(
+            reference=reference,
+            layers=tuple(more),
+            auth=read_auth(authfile),
+            tls_verify=tls_verify,
+        )
+        chunks = self._transport.receive("POST", f"{_path(first)}/push", body=body)
+        async for event in events_of(chunks):
+            if event.log is not None and on_log:
+                on_log(event.log)
+            if event.pushed is not None:
+                return event.pushed
+        raise Bug("the stream ended without a digest or an error")
+
+    async def collapse(
+        self,
+        names: Sequence[str],
+        into: str,
+        *,
+        threshold: int | str | None = None,
+        on_log: Log | None = None,
+    ) -> LayerManifest:
+        """Makes one layer of several that shows the same; deletions stay, but in a base.
+
+        Files beyond `threshold` (3 GiB) make further parts of that layer, each mounted alone.
+        """
+        size = None if threshold is None else parse_bytes(threshold, "threshold")
+        body = CollapseBody(layers=tuple(check_names(names)), threshold_bytes=size)
+        return await self._made(f"{_path(into)}/collapse", body, on_log)
+
     async def debian(
         self,
         name: str,
@@ -100,13 +185,7 @@ class AsyncImages:
     ) -> LayerManifest:
         """Makes a base layer from a Debian suite with the node's own apt configuration."""
         body = DebianBody(suite=suite, packages=tuple(packages), refresh=refresh)
-        chunks = self._transport.receive("POST", f"{_path(name)}/debian", body=body)
-        async for event in events_of(chunks):
-            if event.log is not None and on_log:
-                on_log(event.log)
-            if event.manifest is not None:
-                return event.manifest
-        raise Bug("the stream ended without a manifest or an error")
+        return await self._made(f"{_path(name)}/debian", body, on_log)
 
     async def build(
         self,
@@ -154,11 +233,28 @@ class AsyncImages:
                     raise SandboxFailed(f"building {name}: the step {step!r} failed ({why}){tail}")
             return await sandbox.commit(name, exclude=exclude)
 
+    async def _made(self, path: str, body: msgspec.Struct, on_log: Log | None) -> LayerManifest:
+        """Returns what long work makes, its lines told as they come."""
+        chunks = self._transport.receive("POST", path, body=body)
+        async for event in events_of(chunks):
+            if event.log is not None and on_log:
+                on_log(event.log)
+            if event.manifest is not None:
+                return event.manifest
+        raise Bug("the stream ended without a manifest or an error")
+
     async def _import(self, name: str, chunks: AsyncIterator[bytes]) -> LayerManifest:
         params = {"kind": "tar"}
         return await self._transport.send(
             "POST", f"{_path(name)}/import", chunks, LayerManifest, params
         )
+
+
+def check_names(names: Sequence[str]) -> Sequence[str]:
+    """Returns names of layers if they are some; raises InvalidRequest."""
+    if isinstance(names, str) or not names:
+        raise InvalidRequest(f"layers: {names!r} is no list of names")
+    return names
 
 
 def _path(name: str) -> str:

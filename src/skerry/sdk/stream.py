@@ -26,7 +26,8 @@ async def events_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[StreamEvent]:
         event = _decode(frame)
         if event.error is not None:
             raise event.error.to_error()
-        finished = finished or event.result is not None or event.manifest is not None
+        ends = (event.result, event.manifest, event.pushed)
+        finished = finished or any(end is not None for end in ends)
         yield event
     if not finished:
         raise Unavailable("the stream broke off before its result")

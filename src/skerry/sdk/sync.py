@@ -1189,6 +1189,66 @@ class Images:
             self._inner.import_directory(name, path, prefix=prefix, progress=progress)
         )
 
+    def import_oci(
+        self,
+        name: str,
+        source: str,
+        *,
+        platform: str | None = None,
+        authfile: str | os.PathLike[str] | None = None,
+        tls_verify: bool = True,
+        progress: Progress | None = None,
+        on_log: Log | None = None,
+    ) -> LayerManifest:
+        """Makes a layer of an image: `docker://HOST/NAME:TAG`, `oci:DIR[:TAG]`, or an archive.
+
+        `oci-archive:FILE` and `docker-archive:FILE` are such. The node fetches what is in a
+        registry, with its progress to `on_log`; the rest is sent there, its bytes told to
+        `progress`. `authfile` is like ~/.docker/config.json. Sandboxes take the image's env,
+        workdir and user as defaults. Raises RegistryDenied, NotFound, ImageBroken, Unavailable.
+        """
+        return self._portal.call(
+            self._inner.import_oci(
+                name,
+                source,
+                platform=platform,
+                authfile=authfile,
+                tls_verify=tls_verify,
+                progress=progress,
+                on_log=on_log,
+            )
+        )
+
+    def push(
+        self,
+        names: str | Sequence[str],
+        target: str,
+        *,
+        authfile: str | os.PathLike[str] | None = None,
+        tls_verify: bool = True,
+        on_log: Log | None = None,
+    ) -> str:
+        """Takes layers, composed, to a registry (`docker://HOST/NAME:TAG`); returns the digest there."""
+        return self._portal.call(
+            self._inner.push(names, target, authfile=authfile, tls_verify=tls_verify, on_log=on_log)
+        )
+
+    def collapse(
+        self,
+        names: Sequence[str],
+        into: str,
+        *,
+        threshold: int | str | None = None,
+        on_log: Log | None = None,
+    ) -> LayerManifest:
+        """Makes one layer of several that shows the same; deletions stay, but in a base.
+
+        Files beyond `threshold` (3 GiB) make further parts of that layer, each mounted alone.
+        """
+        return self._portal.call(
+            self._inner.collapse(names, into, threshold=threshold, on_log=on_log)
+        )
+
     def debian(
         self,
         name: str,

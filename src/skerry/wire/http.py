@@ -64,9 +64,13 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
   stopped after the grace); DELETE takes it back |
 | GET images | -> list of LayerManifest |
 | GET, DELETE images/NAME | -> LayerManifest |
-| POST images/NAME/import?kind=tar | tar, streamed -> LayerManifest |
+| POST images/NAME/import?kind=tar,oci&tag=&platform= | tar, streamed -> LayerManifest |
 | POST, DELETE images/NAME/pin | -> LayerManifest; POST: it stays whatever its names do |
 | POST store/collect?dry_run= | -> CollectReport; waits for the store's grace period |
+| POST images/NAME/registry | RegistryBody -> stream of StreamEvent, likewise |
+| POST images/NAME/collapse | CollapseBody -> stream of StreamEvent, likewise |
+| POST images/NAME/push | PushBody -> stream of StreamEvent (log lines, then pushed) |
+| POST images/NAME/verify?remove= | -> LayerCheck |
 | POST images/NAME/debian | DebianBody -> stream of StreamEvent (log lines, then manifest) |
 | GET connection?owner=OWNER (WebSocket) | the node sends OwnerWelcome; sandboxes made with that \
   owner's header live as long as its lease (decision 21) |
@@ -228,6 +232,7 @@ class StreamEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     log: str | None = None  # progress of long work
     result: RunResult | None = None
     manifest: LayerManifest | None = None
+    pushed: str | None = None  # the digest that a registry has an image under
     error: ErrorBody | None = None
     at: int | None = None
 

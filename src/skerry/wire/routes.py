@@ -33,6 +33,7 @@ from skerry.wire.http import (
     StreamEvent,
 )
 from skerry.wire.network import NetworkBody, NetworkView
+from skerry.wire.registry import CollapseBody, PushBody, RegistryBody
 from skerry.wire.sessions import SessionCreate, SessionInfo
 
 BYTES: Final = "application/octet-stream"
@@ -360,8 +361,27 @@ ROUTES: Final[tuple[Route, ...]] = (
         "Makes a layer of an archive.",
         TAR,
         LayerManifest,
-        (Param("kind", {"enum": ["tar"]}, "tar"),),
+        (
+            Param("kind", {"enum": ["tar", "oci"]}, "a tar of files (default), or of an image"),
+            Param("tag", STRING, "oci: which of several images"),
+            Param("platform", STRING, "oci: os/architecture[/variant]; the node's"),
+        ),
     ),
+    Route(
+        "POST",
+        "/v1/images/{name}/registry",
+        "Makes a layer of a registry's image.",
+        RegistryBody,
+        STREAM,
+    ),
+    Route(
+        "POST",
+        "/v1/images/{name}/collapse",
+        "Makes one layer of several.",
+        CollapseBody,
+        STREAM,
+    ),
+    Route("POST", "/v1/images/{name}/push", "Takes layers to a registry.", PushBody, STREAM),
     Route(
         "POST", "/v1/images/{name}/pin", "Keeps it, whatever its names do.", answer=LayerManifest
     ),

@@ -380,6 +380,23 @@ class FakeImages:
         self.client.calls.append(("import_directory", name, path, keywords["prefix"]))
         return manifest(name)
 
+    async def import_oci(self, name: str, source: str, **keywords: Any) -> LayerManifest:
+        if on_log := keywords.pop("on_log", None):
+            on_log("copying")
+        keywords.pop("progress", None)
+        self.client.calls.append(("import_oci", name, source, keywords))
+        return manifest(name)
+
+    async def push(self, names: Any, target: str, **keywords: Any) -> str:
+        keywords.pop("on_log")("copying")
+        self.client.calls.append(("push", tuple(names), target, keywords))
+        return "sha256:" + "d" * 64
+
+    async def collapse(self, names: Any, into: str, **keywords: Any) -> LayerManifest:
+        keywords.pop("on_log")("reading")
+        self.client.calls.append(("collapse", tuple(names), into, keywords))
+        return manifest(into)
+
     async def debian(self, name: str, suite: str, packages: Any, **keywords: Any) -> LayerManifest:
         self.client.calls.append(("debian", name, suite, tuple(packages), keywords["refresh"]))
         keywords["on_log"]("fetching")

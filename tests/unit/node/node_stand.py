@@ -21,6 +21,7 @@ from skerry.node.build import build_node
 from skerry.node.clock import SystemClock
 from skerry.node.config import Limits, NodeConfig
 from skerry.node.images import Log, Reader
+from skerry.node.imports import Oci
 from skerry.node.main import alive, running
 from skerry.node.network import Networks
 from skerry.node.node import Node
@@ -196,7 +197,7 @@ class Stand:
         }
         return NodeConfig(**(values | changes))
 
-    def build(self, **changes: Any) -> Node:
+    def build(self, *, oci: Oci | None = None, **changes: Any) -> Node:
         self.backend = FakeBackend(world=self.world)
         config = self.config(**changes)
         clock = self.clock or SystemClock()
@@ -206,6 +207,7 @@ class Stand:
             clock=self.clock,
             backends={"container": self.backend},
             library=self.library,
+            oci=oci,
         )
 
     @asynccontextmanager

@@ -6,6 +6,7 @@ and nothing on disk but blobs in the cache, which are bounded and kept for the n
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from skerry.images.oci.bundle import ArchiveBundle, Bundle, DirectoryBundle
 from skerry.images.oci.cache import BlobCache
 from skerry.images.oci.choose import Image, choose, parse_platform
 from skerry.images.oci.config import read_config
-from skerry.images.oci.layers import LayerReader
+from skerry.images.oci.layers import LayerReader, is_whole
 from skerry.images.oci.model import BlobDamaged, Platform, blob_name
 from skerry.images.oci.skopeo import Access, Skopeo, SkopeoLimits
 from skerry.images.oci.write import LayoutWriter
@@ -132,7 +133,7 @@ class OciImages:
         names: Sequence[str],
         into: str,
         *,
-        threshold: int = COLLAPSE_BYTES,
+        threshold: int | None = None,
         log: Log = _silent,
     ) -> LayerManifest:
         """Makes one layer that shows what several show together, in fewer parts.
@@ -141,7 +142,7 @@ class OciImages:
         of the layers is.
         """
         target = new_name(into)
-        check_threshold(threshold)
+        threshold = check_threshold(COLLAPSE_BYTES if threshold is None else threshold)
         manifests = self._find(names)
         kinds = {name.kind for name in self._library.ordered(names)}
         if (target.kind is LayerKind.BASE) is not (LayerKind.BASE in kinds):
@@ -179,24 +180,35 @@ class OciImages:
     def _fetch(
         self, wanted: _Wanted, reference: str, skopeo: Skopeo, place: str, spool: Spool
     ) -> Made:
-        for again in (True, False):
-            layout = os.path.join(place, f"layout{again:d}")
+        dropped: set[str] = set()
+        for number in itertools.count():
+            layout = os.path.join(place, f"layout{number}")
             skopeo.fetch(reference, layout, self._cache.blobs, wanted.platform)
             bundle = DirectoryBundle(layout, self._cache.blobs)
+            image = None
             try:
                 image = choose(bundle, None, wanted.platform)
                 made = self._read(wanted, bundle, image, spool)
             except BlobDamaged as error:
                 # It may have lain in the cache for long: one that is fetched anew decides.
-                self._cache.drop(bundle.path(blob_name(str(error.fields["digest"]))))
-                if not again:
+                damaged = {str(error.fields["digest"])} | _damaged(bundle, image)
+                if damaged <= dropped:
                     raise
                 wanted.log(f"fetching again: {error.message}")
+                dropped |= damaged
+                for digest in damaged:
+                    self._cache.drop(bundle.path(blob_name(digest)))
             else:
                 for layer in image.layers:
                     self._cache.touch(bundle.path(layer.name))
                 return made
-        raise AssertionError("the second try returns or raises")
+        raise AssertionError("it returns or raises")
+
+
+def _damaged(bundle: Bundle, image: Image | None) -> set[str]:
+    """Returns the digests of the layers that are not what they should be."""
+    layers = image.layers if image is not None else ()
+    return {str(layer.digest) for layer in layers if not is_whole(bundle, layer)}
 
 
 def check_threshold(threshold: int) -> int:

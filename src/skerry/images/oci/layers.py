@@ -140,3 +140,14 @@ def _check(packed: _Counted, digest: str, size: int | None) -> None:
         raise BlobDamaged(
             f"{digest} of the image is damaged: it has another digest or size", digest=digest
         )
+
+
+def is_whole(bundle: Bundle, layer: LayerBlob) -> bool:
+    """Says whether a layer's file is what its digest says."""
+    opened = bundle.open(layer.name)
+    if opened is None:
+        return False
+    with opened as file:
+        counted = _Counted(file, lambda _size: None)
+        counted.drain()
+    return (counted.digest(), counted.size) == (layer.digest, layer.size)

@@ -19,6 +19,7 @@ from skerry.wire.http import (
     SignalBody,
 )
 from skerry.wire.network import NetworkBody
+from skerry.wire.registry import CollapseBody, PushBody, RegistryBody
 from skerry.wire.sessions import SessionCreate
 
 
@@ -57,6 +58,9 @@ FILE_OP: Body[FileOp] = Body(FileOp)
 COMMIT: Body[CommitBody] = Body(CommitBody)
 FORK: Body[ForkBody] = Body(ForkBody)
 DEBIAN: Body[DebianBody] = Body(DebianBody)
+REGISTRY: Body[RegistryBody] = Body(RegistryBody)
+PUSH: Body[PushBody] = Body(PushBody)
+COLLAPSE: Body[CollapseBody] = Body(CollapseBody)
 CLIENT_EVENT: Body[ClientEvent] = Body(ClientEvent)
 FORWARD_OPEN: Body[ForwardOpen] = Body(ForwardOpen)
 FORWARD_FRAME: Body[ForwardFrame] = Body(ForwardFrame)

@@ -1,17 +1,18 @@
-"""Routes of images: list, inspect, remove, import, build from a Debian suite."""
+"""Routes of images: list, inspect, remove, import, push, collapse, build from a Debian suite."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 
 from skerry.errors import InvalidRequest, SkerryError
-from skerry.node.images import LOG_LINES_MAX
+from skerry.node.images import LOG_LINES_MAX, Log
 from skerry.node.node import Node
-from skerry.node.server.bodies import DEBIAN
+from skerry.node.server.bodies import COLLAPSE, DEBIAN, PUSH, REGISTRY
 from skerry.node.server.commands import frame
 from skerry.node.server.exchange import Exchange
-from skerry.spec.layers import LayerKind, LayerManifest, parse_layer_name
+from skerry.spec.layers import LayerKind, parse_layer_name
 from skerry.wire.http import STREAM, ErrorBody, StreamEvent
 
 PACKAGES_MAX = 2000
@@ -63,13 +64,21 @@ async def collect(node: Node, exchange: Exchange) -> None:
     await exchange.reply(report)
 
 
-async def import_tar(node: Node, exchange: Exchange) -> None:
+async def import_archive(node: Node, exchange: Exchange) -> None:
     """POST /v1/images/NAME/import."""
-    exchange.allow("kind")
-    kind = exchange.param("kind")
-    if kind not in {None, "tar"}:
-        raise InvalidRequest(f"query: kind={kind!r}: only tar is available yet")
-    await exchange.reply(await node.images.import_tar(_name(exchange), exchange.chunks()))
+    exchange.allow("kind", "tag", "platform")
+    kind, tag, platform = (exchange.param(one) for one in ("kind", "tag", "platform"))
+    name = _name(exchange)
+    if kind == "oci":
+        chunks = exchange.chunks()
+        made = await node.imports.archive(name, chunks, tag=tag, platform=platform)
+    elif kind not in {None, "tar"}:
+        raise InvalidRequest(f"query: kind={kind!r}: neither tar nor oci")
+    elif tag is not None or platform is not None:
+        raise InvalidRequest("query: tag and platform are for kind=oci")
+    else:
+        made = await node.images.import_tar(name, exchange.chunks())
+    await exchange.reply(made)
 
 
 async def debian(node: Node, exchange: Exchange) -> None:
@@ -79,6 +88,69 @@ async def debian(node: Node, exchange: Exchange) -> None:
     body = await exchange.body(DEBIAN)
     if len(body.packages) > PACKAGES_MAX:
         raise InvalidRequest(f"packages: at most {PACKAGES_MAX}")
+
+    async def work(log: Log) -> StreamEvent:
+        made = await node.images.debian(name, body.suite, body.packages, log, refresh=body.refresh)
+        return StreamEvent(manifest=made)
+
+    await _stream(exchange, work)
+
+
+async def registry(node: Node, exchange: Exchange) -> None:
+    """POST /v1/images/NAME/registry: goes on to its end even if the client is gone."""
+    exchange.allow()
+    name = _name(exchange)
+    body = await exchange.body(REGISTRY)
+
+    async def work(log: Log) -> StreamEvent:
+        made = await node.imports.registry(
+            name,
+            body.reference,
+            auth=body.auth,
+            tls_verify=body.tls_verify,
+            platform=body.platform,
+            log=log,
+        )
+        return StreamEvent(manifest=made)
+
+    await _stream(exchange, work)
+
+
+async def push(node: Node, exchange: Exchange) -> None:
+    """POST /v1/images/NAME/push: goes on to its end even if the client is gone."""
+    exchange.allow()
+    name = _name(exchange)
+    body = await exchange.body(PUSH)
+
+    async def work(log: Log) -> StreamEvent:
+        digest = await node.imports.push(
+            (name, *body.layers),
+            body.reference,
+            auth=body.auth,
+            tls_verify=body.tls_verify,
+            log=log,
+        )
+        return StreamEvent(pushed=digest)
+
+    await _stream(exchange, work)
+
+
+async def collapse(node: Node, exchange: Exchange) -> None:
+    """POST /v1/images/NAME/collapse: goes on to its end even if the client is gone."""
+    exchange.allow()
+    name = _name(exchange)
+    body = await exchange.body(COLLAPSE)
+
+    async def work(log: Log) -> StreamEvent:
+        threshold = body.threshold_bytes
+        made = await node.imports.collapse(body.layers, name, threshold=threshold, log=log)
+        return StreamEvent(manifest=made)
+
+    await _stream(exchange, work)
+
+
+async def _stream(exchange: Exchange, work: Callable[[Log], Awaitable[StreamEvent]]) -> None:
+    """Answers with the log lines of long work and then its result or error."""
     lines: deque[str] = deque(maxlen=LOG_LINES_MAX)
     news = asyncio.Event()
 
@@ -86,29 +158,27 @@ async def debian(node: Node, exchange: Exchange) -> None:
         lines.append(line)
         news.set()
 
-    work = asyncio.ensure_future(
-        node.images.debian(name, body.suite, body.packages, log, refresh=body.refresh)
-    )
-    work.add_done_callback(lambda _: news.set())
+    task = asyncio.ensure_future(work(log))
+    task.add_done_callback(lambda _: news.set())
     try:
         await exchange.open_stream(STREAM)
-        while not work.done() or lines:
+        while not task.done() or lines:
             await news.wait()
             news.clear()
             while lines:
                 await exchange.write(frame(StreamEvent(log=lines.popleft())))
-        await exchange.write(frame(_end(work)))
+        await exchange.write(frame(_end(task)))
         await exchange.close_stream()
     finally:
-        work.cancel()
-        await asyncio.wait((work,))
+        task.cancel()
+        await asyncio.wait((task,))
 
 
-def _end(work: asyncio.Future[LayerManifest]) -> StreamEvent:
+def _end(work: asyncio.Future[StreamEvent]) -> StreamEvent:
     error = work.exception()
     if isinstance(error, SkerryError):
         return StreamEvent(error=ErrorBody.of(error))
-    return StreamEvent(manifest=work.result())
+    return work.result()
 
 
 def _name(exchange: Exchange) -> str:

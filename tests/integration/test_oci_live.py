@@ -1,0 +1,153 @@
+"""Images of other systems in real sandboxes: what they set holds, what they delete is gone."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import registry as registries
+from oci_images import Layout, docker_archive
+from registry import Registry
+from skerry.errors import NotFound, RegistryDenied
+
+pytestmark = pytest.mark.root
+
+TOOL = b"#!/bin/sh\necho tool of $(id -u) in $(pwd) at $LEVEL\n"
+
+
+def tar(*members: tuple[str, bytes, int]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, data, mode in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), mode
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+LOWER = tar(
+    ("opt/tool/bin/tool", TOOL, 0o755),
+    ("opt/tool/old", b"old", 0o644),
+    ("opt/tool/su", b"x", 0o4755),
+    ("opt/tool/n\udcff", b"odd", 0o644),
+)
+UPPER = tar(
+    ("opt/tool/.wh.old", b"", 0o644),
+    ("opt/tool/new", b"new", 0o644),
+    ("etc/.wh.motd", b"", 0o644),
+    ("var/lib/dpkg/.wh..wh..opq", b"", 0o644),
+)
+RUN = {
+    "Env": ["PATH=/opt/tool/bin:/usr/bin:/bin", "LEVEL=image"],
+    "WorkingDir": "/opt/tool",
+    "User": "1000:1000",
+}
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[Registry]:
+    if reason := registries.missing():
+        pytest.skip(reason)
+    with registries.running(tmp_path / "registry", auth=True) as made:
+        (tmp_path / "auth.json").write_bytes(made.auth_file())
+        yield made
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    made = Layout(tmp_path / "layout")
+    made.index(made.image(LOWER, UPPER, tag="1", pack="+zstd", **RUN))
+    return made
+
+
+async def said(sandbox, command: str, **options) -> str:
+    result = await sandbox.run(command, **options)
+    assert result.ok, result
+    return result.text.strip()
+
+
+async def check_inside(sandbox) -> None:
+    assert await said(sandbox, "tool") == "tool of 1000 in /opt/tool at image"
+    assert await said(sandbox, "tool", env={"LEVEL": "call"}) == "tool of 1000 in /opt/tool at call"
+    assert await said(sandbox, "id -u; pwd", user="root", cwd="/") == "0\n/"
+    names = await said(sandbox, "ls -A /opt/tool | LC_ALL=C sort | cat -v")
+    assert names.split() == ["bin", "new", "nM-^?", "su"]
+    rest = "stat -c %a /opt/tool/su; test ! -e /etc/motd; ls /var/lib/dpkg"
+    assert await said(sandbox, rest) == "4755"
+    async with await sandbox.session() as session:
+        assert (await session.run("tool")).text.strip() == "tool of 1000 in /opt/tool at image"
+    assert await sandbox.files.read("new") == b"new"  # in the image's working directory
+
+
+async def test_image_from_each_source_runs_as_it_says(
+    node_client, closed: Registry, layout: Layout, tmp_path: Path
+) -> None:
+    closed.push(layout.path, "1", "team/tool:1", closed.auth_file())
+    (tmp_path / "saved.tar").write_bytes(docker_archive(LOWER, UPPER, **RUN))
+    (tmp_path / "layout.tar").write_bytes(layout.tar())
+    reference = f"docker://{closed.host}/team/tool:1"
+    images = node_client.images
+    with pytest.raises(RegistryDenied):
+        await images.import_oci("toolkit/oci", reference, tls_verify=False)
+    with pytest.raises(NotFound):
+        await images.inspect("toolkit/oci")
+    lines: list[str] = []
+    made = await images.import_oci(
+        "toolkit/oci", reference, authfile=tmp_path / "auth.json", tls_verify=False,
+        on_log=lines.append,
+    )  # fmt: skip
+    assert any("layer 2 of 2" in line for line in lines)
+    others = [
+        await images.import_oci("toolkit/oci2", f"oci:{layout.path}:1"),
+        await images.import_oci("toolkit/oci3", f"oci-archive:{tmp_path}/layout.tar"),
+        await images.import_oci("toolkit/oci4", f"docker-archive:{tmp_path}/saved.tar:app:1"),
+    ]
+    assert {one.digest for one in others} == {made.digest}
+    try:
+        async with await node_client.sandboxes.create(layers=["toolkit/oci"]) as sandbox:
+            await check_inside(sandbox)
+            assert (await sandbox.info()).spec.user is None
+        async with await node_client.sandboxes.create(
+            layers=["toolkit/oci"], user="root", workdir="/srv", env={"LEVEL": "spec"}
+        ) as sandbox:
+            assert await said(sandbox, "tool") == "tool of 0 in /srv at spec"
+    finally:
+        for name in ("oci", "oci2", "oci3", "oci4"):
+            await images.remove(f"toolkit/{name}")
+
+
+async def test_debian_goes_to_a_registry_and_comes_back_the_same(
+    node_client, closed: Registry, layout: Layout, tmp_path: Path
+) -> None:
+    """Ten thousand real files with owners, setuid programs and file capabilities."""
+    images, auth = node_client.images, tmp_path / "auth.json"
+    await images.import_oci("toolkit/oci", f"oci:{layout.path}")
+    target = f"docker://{closed.host}/debian:12"
+    with pytest.raises(RegistryDenied):
+        await images.push("debian:12", target, tls_verify=False)
+    digest = await images.push("debian:12", target, authfile=auth, tls_verify=False)
+    assert closed.blob(digest).exists()
+    again = await images.import_oci("base/again:1", target, authfile=auth, tls_verify=False)
+    try:
+        assert again.digest == (await images.inspect("debian:12")).digest
+        parts = await images.collapse(
+            ["base/again:1", "toolkit/oci"], "base/parts:1", threshold="64MiB"
+        )
+        assert [part.digest for part in parts.parts] == [again.digest]
+        async with await node_client.sandboxes.create(image="parts:1") as sandbox:
+            await check_inside(sandbox)
+            info = await sandbox.info()
+            assert info.digests[-1] == parts.digest
+            layer = await sandbox.commit("workspace/on-parts")
+        await images.remove("workspace/on-parts")
+        assert layer.files >= 1
+    finally:
+        for name in ("base/again:1", "base/parts:1", "toolkit/oci"):
+            try:
+                await images.remove(name)
+            except NotFound:
+                continue
