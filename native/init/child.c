@@ -344,7 +344,7 @@ void child_run(const struct launch *l)
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	fields_take(l);
-	error = creds_enter_userns();
+	error = creds_enter_userns(config.key);
 	if (error)
 		child_fail(l->status, STEP_FORK, error);
 	error = known_resolve(l->known, *my.user ? my.user : "0:0", &my.who);

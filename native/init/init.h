@@ -93,6 +93,7 @@ struct config {
 	uint32_t max_ops;
 	bool has_group;
 	bool best_effort; /* commands give way to everything else on the host */
+	const uint64_t *key; /* two words that the base filter asks for, or NULL: it knows of none */
 	const char *env; /* the default environment: texts, one behind the other; an empty one ends it */
 	size_t env_count;
 };

@@ -18,6 +18,7 @@ struct config config;
 
 static int config_field(const struct field *f, uint64_t *oom)
 {
+	static uint64_t key[2];
 	uint64_t value = 0;
 
 	bool number = f->tag >= T_CFG_TASKS && f->tag <= T_CFG_MAX_OPS && f->tag != T_CFG_ENV;
@@ -42,6 +43,12 @@ static int config_field(const struct field *f, uint64_t *oom)
 		break;
 	case T_CFG_EXEC_DEADLINE_MS:
 		config.exec_deadline_ms = value;
+		break;
+	case T_CFG_KEY:
+		if (f->length != sizeof(key))
+			return -EPROTO;
+		memcpy(key, f->bytes, sizeof(key));
+		config.key = key;
 		break;
 	case T_CFG_MAX_OPS:
 		config.max_ops = value < OPS_LIMIT ? (uint32_t)value : OPS_LIMIT;

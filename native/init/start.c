@@ -302,7 +302,8 @@ static pid_t fork_into(struct op *op, struct launch *l)
 	l->group = -1;
 	if (op->group.fd >= 0 && !clone_avoided) {
 		args.cgroup = (uint64_t)op->group.fd;
-		pid = syscall(SYS_clone3, &args, sizeof(args));
+		pid = syscall(SYS_clone3, &args, sizeof(args), config.key ? config.key[0] : 0,
+			      config.key ? config.key[1] : 0);
 		if (pid < 0 && errno == EAGAIN)
 			return -1; /* a limit on processes: trying again would not help */
 	}

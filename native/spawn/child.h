@@ -6,6 +6,7 @@
 
 #include "launcher.h"
 #include "protocol.h"
+#include "seccomp.h"
 
 struct child {
 	struct instance *i;
@@ -15,6 +16,7 @@ struct child {
 	unsigned lower_count;
 	int files[TASKS_MAX + 1]; /* tasks, then the OOM counter */
 	unsigned file_count;
+	uint32_t key[SECCOMP_KEY_WORDS]; /* what the agent shows for the calls that are its alone */
 };
 
 /* mounts.c */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -36,6 +37,9 @@ int hand_config(struct child *c, const struct step *s)
 	build_init(&b, extra, sizeof(extra));
 	build_u64(&b, T_CFG_TASKS, s->m);
 	build_u64(&b, T_CFG_OOM, r->oom_file ? r->oom_kind : 0);
+	if (getrandom(c->key, sizeof(c->key), 0) != (ssize_t)sizeof(c->key))
+		return -errno;
+	build_bytes(&b, T_CFG_KEY, (const uint8_t *)c->key, sizeof(c->key));
 	if (pipe2(fds, O_CLOEXEC | O_NONBLOCK) < 0)
 		return -errno;
 	/* It fits: CONFIG_MAX and this are less than a pipe holds. */
@@ -81,13 +85,15 @@ int hand_descriptors(struct child *c, const struct step *s)
 
 int drop_seccomp(struct child *c, const struct step *s)
 {
+	struct seccomp_program *program = c->i->launcher->filter; /* in our copy of its memory */
+	struct sock_fprog filter = {.len = (unsigned short)program->count, .filter = program->code};
+	int err = seccomp_key_set(program, c->key);
+
 	(void)s;
-	if (weak("filter"))
-		return 0;
+	if (err || weak("filter"))
+		return err;
 	/* Without no_new_privs, which would break su inside: CAP_SYS_ADMIN is still there. */
-	if (syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, 0, &c->i->launcher->filter) < 0)
-		return -errno;
-	return 0;
+	return syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) < 0 ? -errno : 0;
 }
 
 int drop_identity(struct child *c, const struct step *s)

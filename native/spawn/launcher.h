@@ -77,7 +77,7 @@ struct launcher {
 	const char *run_dir, *state_dir, *log_file, *fail_at;
 	struct roots cgroup_roots, bind_roots;
 	int log, lock, host_mounts, host_net, cradle, image; /* descriptors; see mountns.c, image.c */
-	struct sock_fprog filter;
+	struct seccomp_program *filter; /* without a key: each child sets one in its copy */
 	uint32_t masks;
 	struct watch listener, client;
 	struct watch orphan; /* a timer that runs while no node is connected; -1: none is asked for */

@@ -146,12 +146,12 @@ static int drop_bounding_set(struct failure *f)
 
 static int prepare(struct launcher *l, const char *init, struct failure *f)
 {
-	static struct sock_filter program[SECCOMP_PROGRAM_MAX];
-	int count = seccomp_build(program, SECCOMP_PROGRAM_MAX), err;
+	static struct seccomp_program program;
+	int count = seccomp_build(&program, SECCOMP_PROGRAM_MAX), err;
 
 	if (count < 0)
 		return fail(f, "seccomp", count, "program");
-	l->filter = (struct sock_fprog){.len = (unsigned short)count, .filter = program};
+	l->filter = &program;
 	err = lock_run(l, f);
 	if (err)
 		return err;

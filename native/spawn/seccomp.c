@@ -28,7 +28,7 @@ enum { NUMBER_LAST = 469 };
 /* Numbers that the distribution's headers may lack; equal on every architecture since 424. */
 enum { NR_OPEN_TREE_ATTR = 467, NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442 };
 
-enum action { ALLOW, DENY, ABSENT, CLONE, SETNS, SOCKET, IOCTL };
+enum action { ALLOW, DENY, ABSENT, CLONE, CLONE3, SETNS, SOCKET, IOCTL };
 
 struct rule {
 	int number;
@@ -41,6 +41,7 @@ static const struct rule rules[] = {
 	{__NR_fsconfig, DENY}, {__NR_fsmount, DENY}, {__NR_fspick, DENY}, {__NR_move_mount, DENY},
 	{__NR_open_tree, DENY}, {NR_OPEN_TREE_ATTR, DENY}, {NR_MOUNT_SETATTR, DENY},
 	{__NR_unshare, DENY}, {__NR_clone, CLONE}, {__NR_setns, SETNS},
+	{__NR_clone3, CLONE3},
 	/* Kernel interfaces with a long record of holes, or that reach across sandboxes. */
 	{__NR_keyctl, DENY}, {__NR_add_key, DENY}, {__NR_request_key, DENY}, {__NR_bpf, DENY},
 	{__NR_perf_event_open, DENY}, {__NR_userfaultfd, DENY}, {__NR_fanotify_init, DENY},
@@ -90,6 +91,8 @@ static const uint32_t ends[ENDS] = {
 struct program {
 	struct sock_filter *at;
 	unsigned used, size;
+	struct seccomp_word *words; /* by their places, until all are written */
+	unsigned word_count;
 };
 
 static unsigned distance(struct program *p, unsigned place)
@@ -135,10 +138,25 @@ static unsigned put_choice(struct program *p, unsigned index, const uint32_t *va
 	return put_argument(p, index);
 }
 
+/* `END_ALLOW` if arguments 2 and 3 are the key, else `other`. Until there is a key, nothing is. */
+static unsigned put_key(struct program *p, unsigned other)
+{
+	unsigned next = END_ALLOW;
+
+	for (unsigned word = SECCOMP_KEY_WORDS; word-- > 0;) {
+		struct seccomp_word *w = &p->words[p->word_count++];
+
+		w->number = (uint8_t)word;
+		w->right = (uint8_t)distance(p, next);
+		w->at = (uint16_t)put_branch(p, BPF_JEQ, 0, other, other);
+		next = put_load(p, offsetof(struct seccomp_data, args[2]) + 4 * word);
+	}
+	return next;
+}
+
 static unsigned put_action(struct program *p, enum action action)
 {
 	static const uint32_t families[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};
-	static const uint32_t user[] = {CLONE_NEWUSER};
 	static const uint32_t terminal[] = {TIOCSTI, 0x541C /* TIOCLINUX */};
 	/* CLONE_NEWTIME is not among them: in clone() its bit belongs to the exit signal. */
 	static const uint32_t namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC |
@@ -152,8 +170,11 @@ static unsigned put_action(struct program *p, enum action action)
 	case CLONE:
 		put_branch(p, BPF_JSET, namespaces, END_DENY, END_ALLOW);
 		return put_argument(p, 0);
-	case SETNS: /* for the agent alone; the filter that commands add closes it */
-		return put_choice(p, 1, user, 1, END_ALLOW, END_DENY);
+	case CLONE3: /* its flags lie in memory: not to be checked. The C library falls back on ENOSYS */
+		return put_key(p, END_ABSENT);
+	case SETNS:
+		put_branch(p, BPF_JEQ, CLONE_NEWUSER, put_key(p, END_DENY), END_DENY);
+		return put_argument(p, 1);
 	case SOCKET:
 		return put_choice(p, 0, families, 4, END_ALLOW, END_FAMILY);
 	case IOCTL: /* both push input into a terminal that another process reads */
@@ -204,10 +225,10 @@ static unsigned make_ranges(struct range *out)
 	return count;
 }
 
-int seccomp_build(struct sock_filter *out, unsigned size)
+int seccomp_build(struct seccomp_program *out, unsigned size)
 {
 	struct range ranges[2 * RULES + 2];
-	struct program p = {.at = out, .size = size};
+	struct program p = {.at = out->code, .size = size, .words = out->words};
 	unsigned count = make_ranges(ranges), ours;
 
 	for (unsigned i = 0; i < ENDS; i++)
@@ -216,8 +237,29 @@ int seccomp_build(struct sock_filter *out, unsigned size)
 	ours = put_load(&p, offsetof(struct seccomp_data, nr));
 	put_branch(&p, BPF_JEQ, ARCH, ours, END_DENY);
 	put_load(&p, offsetof(struct seccomp_data, arch));
+	out->count = 0;
 	if (p.used > p.size)
 		return -E2BIG;
-	memmove(out, out + p.size - p.used, p.used * sizeof(*out));
+	memmove(out->code, out->code + p.size - p.used, p.used * sizeof(*out->code));
+	for (unsigned i = 0; i < SECCOMP_WORDS; i++)
+		out->words[i].at = (uint16_t)(p.used - 1 - out->words[i].at);
+	out->count = p.used;
 	return (int)p.used;
+}
+
+int seccomp_key_set(struct seccomp_program *program, const uint32_t key[SECCOMP_KEY_WORDS])
+{
+	uint32_t any = 0;
+
+	for (unsigned word = 0; word < SECCOMP_KEY_WORDS; word++)
+		any |= key[word];
+	if (!any || !program->count)
+		return -EINVAL;
+	for (unsigned i = 0; i < SECCOMP_WORDS; i++) {
+		const struct seccomp_word *w = &program->words[i];
+
+		program->code[w->at].k = key[w->number];
+		program->code[w->at].jt = w->right;
+	}
+	return 0;
 }

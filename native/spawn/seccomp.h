@@ -3,10 +3,24 @@
 #define SKERRY_SECCOMP_H
 
 #include <linux/filter.h>
+#include <stdint.h>
 
-enum { SECCOMP_PROGRAM_MAX = 512 };
+enum { SECCOMP_PROGRAM_MAX = 512, SECCOMP_KEY_WORDS = 4, SECCOMP_WORDS = 2 * SECCOMP_KEY_WORDS };
 
-/* The number of instructions, or -E2BIG. */
-int seccomp_build(struct sock_filter *out, unsigned size);
+/* Two calls are for the agent alone: clone3 into a group, and setns into the sandbox's user namespace. It
+ * shows a key of the sandbox's own in the third and fourth argument, which the kernel does not look at. */
+struct seccomp_program {
+	struct sock_filter code[SECCOMP_PROGRAM_MAX];
+	unsigned count;
+	struct seccomp_word { /* where a word of the key is compared */
+		uint16_t at;
+		uint8_t number, right; /* how far to jump if it is right */
+	} words[SECCOMP_WORDS];
+};
+
+/* The number of instructions, or -E2BIG. It lets nobody make those calls until it has a key. */
+int seccomp_build(struct seccomp_program *out, unsigned size);
+/* -EINVAL for a program without places for a key, or a key of zeros: nothing would be secret. */
+int seccomp_key_set(struct seccomp_program *program, const uint32_t key[SECCOMP_KEY_WORDS]);
 
 #endif

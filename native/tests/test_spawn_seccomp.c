@@ -5,8 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
-static struct sock_filter program[SECCOMP_PROGRAM_MAX];
+static struct seccomp_program built;
+static struct sock_filter *const program = built.code;
 static int count;
+static const uint32_t key[SECCOMP_KEY_WORDS] = {1, 0x80000002, 0, 4};
+static const uint64_t shown[2] = {0x8000000200000001ull, 0x0000000400000000ull};
 static unsigned longest;
 
 static uint32_t run(const struct seccomp_data *data)
@@ -43,11 +46,16 @@ static uint32_t run(const struct seccomp_data *data)
 	return 0;
 }
 
-static uint32_t ask(int nr, uint64_t a0, uint64_t a1)
+static uint32_t ask_with(int nr, uint64_t a0, uint64_t a1, uint64_t a2, uint64_t a3)
 {
-	struct seccomp_data data = {.nr = nr, .arch = ARCH, .args = {a0, a1}};
+	struct seccomp_data data = {.nr = nr, .arch = ARCH, .args = {a0, a1, a2, a3}};
 
 	return run(&data);
+}
+
+static uint32_t ask(int nr, uint64_t a0, uint64_t a1)
+{
+	return ask_with(nr, a0, a1, 0, 0);
 }
 
 static uint32_t error(int number)
@@ -89,10 +97,6 @@ static void test_arguments(void)
 	assert(ask(__NR_clone, 0x3d0f00, 0) == SECCOMP_RET_ALLOW); /* a thread */
 	for (unsigned i = 0; i < 7; i++)
 		assert(ask(__NR_clone, (uint64_t)flags[i] | 17, 0) == error(EPERM));
-	assert(ask(__NR_clone3, 0, 0) == SECCOMP_RET_ALLOW);
-	assert(ask(__NR_setns, 3, CLONE_NEWUSER) == SECCOMP_RET_ALLOW);
-	assert(ask(__NR_setns, 3, 0) == error(EPERM));
-	assert(ask(__NR_setns, 3, CLONE_NEWUSER | CLONE_NEWNS) == error(EPERM));
 	for (uint64_t family = 0; family < 64; family++) {
 		bool fine = family == AF_UNIX || family == AF_INET || family == AF_INET6 ||
 			    family == AF_NETLINK;
@@ -105,6 +109,56 @@ static void test_arguments(void)
 	assert(ask(__NR_ioctl, 0, 0xffffffff00000000ull | TIOCSTI) == error(EPERM));
 	assert(ask(__NR_ioctl, 0, 0x541C) == error(EPERM));
 	assert(ask(__NR_ioctl, 0, TIOCGWINSZ) == SECCOMP_RET_ALLOW);
+}
+
+/* Both calls, with the key, and with every key that is wrong in one bit. */
+static void test_key(void)
+{
+	const struct {
+		int nr;
+		uint64_t flags;
+		uint32_t refused;
+	} calls[] = {{__NR_clone3, 88, error(ENOSYS)}, {__NR_setns, CLONE_NEWUSER, error(EPERM)}};
+
+	for (unsigned i = 0; i < 2; i++) {
+		int nr = calls[i].nr;
+		uint64_t flags = calls[i].flags;
+
+		assert(ask_with(nr, 3, flags, shown[0], shown[1]) == SECCOMP_RET_ALLOW);
+		assert(ask(nr, 3, flags) == calls[i].refused);
+		assert(ask_with(nr, 3, flags, shown[1], shown[0]) == calls[i].refused);
+		for (unsigned bit = 0; bit < 64; bit++) {
+			assert(ask_with(nr, 3, flags, shown[0] ^ 1ull << bit, shown[1]) == calls[i].refused);
+			assert(ask_with(nr, 3, flags, shown[0], shown[1] ^ 1ull << bit) == calls[i].refused);
+		}
+	}
+	assert(ask_with(__NR_setns, 3, 0, shown[0], shown[1]) == error(EPERM));
+	assert(ask_with(__NR_setns, 3, CLONE_NEWUSER | CLONE_NEWNS, shown[0], shown[1]) == error(EPERM));
+}
+
+static void test_without_a_key_nobody_has_one(void)
+{
+	const uint32_t none[SECCOMP_KEY_WORDS] = {0}, *words[] = {none, key};
+
+	assert(seccomp_key_set(&built, none) == -EINVAL);
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t low = words[i][0] | (uint64_t)words[i][1] << 32;
+		uint64_t high = words[i][2] | (uint64_t)words[i][3] << 32;
+
+		assert(ask_with(__NR_clone3, 0, 88, low, high) == error(ENOSYS));
+		assert(ask_with(__NR_setns, 3, CLONE_NEWUSER, low, high) == error(EPERM));
+	}
+}
+
+/* Of two sandboxes neither has the other's. */
+static void test_another_key_takes_the_place_of_the_first(void)
+{
+	const uint32_t other[SECCOMP_KEY_WORDS] = {9, 9, 9, 9};
+
+	assert(!seccomp_key_set(&built, other));
+	assert(ask_with(__NR_clone3, 0, 88, shown[0], shown[1]) == error(ENOSYS));
+	assert(!seccomp_key_set(&built, key));
+	test_key();
 }
 
 static void test_other_architectures(void)
@@ -121,18 +175,23 @@ static void test_other_architectures(void)
 
 static void test_too_small_a_buffer(void)
 {
-	struct sock_filter few[8];
+	static struct seccomp_program few;
 
-	assert(seccomp_build(few, 8) == -E2BIG);
+	assert(seccomp_build(&few, 8) == -E2BIG);
+	assert(seccomp_key_set(&few, key) == -EINVAL);
 }
 
 int main(void)
 {
-	count = seccomp_build(program, SECCOMP_PROGRAM_MAX);
+	count = seccomp_build(&built, SECCOMP_PROGRAM_MAX);
 	assert(count > 0);
+	test_without_a_key_nobody_has_one();
+	assert(!seccomp_key_set(&built, key));
 	test_no_number_twice();
 	test_every_number();
 	test_arguments();
+	test_key();
+	test_another_key_takes_the_place_of_the_first();
 	test_other_architectures();
 	test_too_small_a_buffer();
 	printf("seccomp: %d instructions, at most %u run\n", count, longest);

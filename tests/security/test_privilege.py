@@ -49,6 +49,7 @@ async def test_control_without_filter_and_counters_namespaces_are_made(weak):
     async with weak("filter,counters") as box:
         let_in = worked(await box.attack("calls"))
     assert {"unshare_user", "clone_user", "clone3", "user_then_mount"} <= let_in
+    assert "clone3_guess" in let_in
 
 
 async def test_control_as_host_root_nearly_everything_works(weak):

@@ -139,6 +139,7 @@ class Tag(IntEnum):
     CFG_ENV = 68
     CFG_EXEC_DEADLINE_MS = 69
     CFG_MAX_OPS = 70
+    CFG_KEY = 71
     INSTANCE = 100
     LAYER = 101
     SLOT = 102
