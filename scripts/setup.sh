@@ -26,7 +26,7 @@ PACKAGES=(
     openssl                                                 # tests of object stores over TLS
     bubblewrap runc                                         # peers in the benchmarks
     skopeo                                                  # images from and to registries
-    docker-registry apache2-utils                           # a registry for the tests
+    docker-registry apache2-utils umoci                     # a registry and a witness for the tests
     shellcheck                                              # make lint
 )
 
