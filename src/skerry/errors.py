@@ -14,11 +14,11 @@
     │   │   └── DiskFull          the sandbox's own disk, or its quota, is full
     │   ├── PortRefused           nothing answers on a port inside (fields: errno, port)
     │   └── ImageBroken           a layer, or what is to become one, is unusable
-    │       └── LayerDamaged      what is stored is not what its digest says: the platform's fault
     ├── PlatformError             Skerry or its machines are at fault; safe to try again
     │   ├── Overloaded            an admission limit answered (fields: limit, retry_after_s)
     │   ├── Unavailable           node, launcher or backend cannot be reached or used
     │   ├── StorageFailed         disk full, store unreachable
+    │   ├── LayerDamaged          what a store holds of a layer is not what its digest says
     │   └── OutcomeUnknown        the operation may or may not have run; it is never re-run silently
     └── Bug                       an invariant of Skerry does not hold
 
@@ -153,18 +153,6 @@ class ImageBroken(SandboxError):
     http_status = 422
 
 
-class LayerDamaged(ImageBroken):
-    """Stored bytes of a layer are not those that its digest names; fields: `digest`, maybe `chunk`.
-
-    The store, its disk or the way from there is at fault, not who uses the layer.
-    """
-
-    code = "layer_damaged"
-    fault = Fault.PLATFORM
-    http_status = 503
-    retryable = True
-
-
 class PlatformError(SkerryError):
     """Skerry or the machines under it are at fault; the request may be tried again."""
 
@@ -192,6 +180,15 @@ class StorageFailed(PlatformError):
 
     code = "storage_failed"
     http_status = 507
+
+
+class LayerDamaged(PlatformError):
+    """Stored bytes of a layer are not those that its digest names; fields: `digest`, maybe `chunk`.
+
+    The store, its disk or the way from there is at fault, not who uses the layer.
+    """
+
+    code = "layer_damaged"
 
 
 class OutcomeUnknown(PlatformError):
@@ -225,11 +222,11 @@ BY_CODE: dict[str, type[SkerryError]] = {
         DiskFull,
         PortRefused,
         ImageBroken,
-        LayerDamaged,
         PlatformError,
         Overloaded,
         Unavailable,
         StorageFailed,
+        LayerDamaged,
         OutcomeUnknown,
         Bug,
     )

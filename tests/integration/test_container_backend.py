@@ -14,7 +14,7 @@ import pytest
 
 from skerry.backends.container import build_backend
 from skerry.backends.container.remains import process_start
-from skerry.errors import ImageBroken, InvalidRequest, SkerryError, StorageFailed
+from skerry.errors import InvalidRequest, LayerDamaged, SkerryError, StorageFailed
 from skerry.spec.ids import base32
 from skerry.spec.layers import LayerFile, RootfsPlan
 from skerry.testing import rootfs as rootfs_module
@@ -207,11 +207,11 @@ async def test_slot_with_a_listening_daemon_is_cleaned_or_dropped(backend):
         await again.destroy()
 
 
-async def test_broken_layer_is_the_images_fault_and_leaves_nothing(backend, places):
+async def test_damaged_layer_is_the_platforms_fault_and_leaves_nothing(backend, places):
     bad = Path(places.state, "bad.erofs")
     bad.write_bytes(b"no image" * 4096)
     layer = LayerFile("b" * 32, "sha256:" + "b" * 64, str(bad))
-    with pytest.raises(ImageBroken):
+    with pytest.raises(LayerDamaged):
         await backend.create(Conformance.request_for(RootfsPlan((layer,))))
     bad.unlink()
     assert not backend.parts.instances

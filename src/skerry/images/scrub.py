@@ -28,7 +28,7 @@ from skerry.spec.layers import Damage, LayerCheck, LayerManifest
 BATCH_CHUNKS = 16
 CHUNKS_TOLD_MAX = 1000
 FILES_TOLD_MAX = 100
-_METADATA_KEPT_MAX = 512 << 20
+_METADATA_KEPT_MAX = 64 << 20
 
 
 class Scrub:

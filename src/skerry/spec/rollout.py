@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from skerry.spec.layers import MountedLayer
 from skerry.spec.verdict import Evidence, Outcome
 
 
@@ -39,6 +40,7 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     tests_failed: int = 0
     attempts: tuple[Attempt, ...] = ()
     digests: tuple[str, ...] = ()  # of the layers that agent and verifier shared
+    mounts: tuple[MountedLayer, ...] = ()  # of the agent's sandbox: how their bytes were checked
     submission: str | None = None  # sha256 of the tar that was applied to the fresh sandbox
     notes: tuple[str, ...] = ()  # what the audit dropped without calling it evidence
     started: float = 0.0

@@ -41,6 +41,10 @@ class Sandbox(Protocol):
     def files(self) -> Files:
         """Its files."""
 
+    @property
+    def created_as(self) -> SandboxInfo:
+        """What it was when it was made."""
+
     async def info(self) -> SandboxInfo:
         """Returns its state."""
 

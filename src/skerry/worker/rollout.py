@@ -141,6 +141,7 @@ class Rollouts:
                 early = await self._let_act(plan, session)
                 on_step("collecting")
                 submission = await collect(sandbox, environment, self._guards)
+                submission = msgspec.structs.replace(submission, mounts=sandbox.created_as.mounts)
                 return early_or(submission, early)
         except SkerryError as error:
             if made and error.fault is Fault.SANDBOX and not is_lost(error):
@@ -238,6 +239,7 @@ class Rollouts:
             tests_failed=verdict.tests_failed,
             attempts=tuple(attempts),
             digests=plan.environment.digests,
+            mounts=submission.mounts if submission else (),
             submission=self._log.blob(tar) if tar else None,
             notes=submission.audit.notes() if submission else (),
             started=started,

@@ -22,6 +22,7 @@ from skerry.integrity.tarfilter import TarFilter
 from skerry.integrity.verdict import failed, infrastructure_error, judge, tampered
 from skerry.spec.command import RunResult
 from skerry.spec.files import Change, ChangeKind, FileType
+from skerry.spec.layers import MountedLayer
 from skerry.spec.verdict import Verdict
 from skerry.worker.environment import Environment
 from skerry.worker.inside import program
@@ -55,6 +56,7 @@ class Submission(msgspec.Struct, frozen=True):
     audit: Audit
     tar: bytes
     verdict: Verdict | None = None
+    mounts: tuple[MountedLayer, ...] = ()  # of the sandbox that it comes from
 
 
 EMPTY = Submission(Audit((), (), (), ()), b"")

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 from images_archives import make_tar, member
 
-from skerry.errors import Conflict, ImageBroken, InvalidRequest, NotFound, StorageFailed
+from skerry.errors import (
+    Conflict,
+    ImageBroken,
+    InvalidRequest,
+    LayerDamaged,
+    NotFound,
+    StorageFailed,
+)
 from skerry.images.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.store import DirectoryStore
@@ -94,10 +101,10 @@ def test_plan_has_paths_lowest_first_and_equal_blobs_once(library: ImageLibrary)
     assert plan.layers[0].device is None
 
 
-def test_blob_missing_from_the_store_is_image_broken(library: ImageLibrary) -> None:
+def test_blob_missing_from_the_store_is_the_platforms_fault(library: ImageLibrary) -> None:
     made = layer(library, "base/b")
     library.store.delete(made.digest)
-    with pytest.raises(ImageBroken, match="gone"):
+    with pytest.raises(LayerDamaged, match="gone"):
         library.resolve(["b"])
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from skerry.errors import NotFound, SkerryError
 from skerry.spec.command import RunResult
 from skerry.spec.files import Change, ChangeKind, FileInfo, FileType
-from skerry.spec.layers import LayerManifest
+from skerry.spec.layers import LayerManifest, MountedLayer
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
 from skerry.spec.task import TaskSpec, parse_task
 from skerry.worker.downloads import Downloads
@@ -69,6 +69,13 @@ class FakeSandbox:
         self.files = FakeFiles(self)
         self.commands: list[Any] = []
         self.alive = True
+
+    @property
+    def created_as(self) -> SandboxInfo:
+        mounts = tuple(
+            MountedLayer(name.rpartition("@")[2]) for name in (self.spec.image, *self.spec.layers)
+        )
+        return SandboxInfo(id=self.id, state=State.RUNNING, spec=self.spec, mounts=mounts)
 
     def may(self, what: str) -> None:
         if self.world.on_call:

@@ -25,6 +25,7 @@ from skerry.errors import (
     Conflict,
     FileRefused,
     InvalidRequest,
+    LayerDamaged,
     OutcomeUnknown,
     SandboxFailed,
     SkerryError,
@@ -98,6 +99,7 @@ async def test_only_kept_files_reach_the_fresh_sandbox(client: FakeClient, tmp_p
 PLATFORM = [
     Unavailable("gone"),
     StorageFailed("full"),
+    LayerDamaged("flipped"),
     OutcomeUnknown("lost"),
     Bug("ours"),
     ConnectionError("reset"),
@@ -121,6 +123,27 @@ async def test_a_platform_fault_is_never_a_reward(
     assert {attempt.stage for attempt in record.attempts} == {
         "act" if role == "agent" else "verify"
     }
+
+
+@pytest.mark.parametrize("role", ["agent", "verify"])
+async def test_a_sandbox_of_a_damaged_layer_is_never_a_reward(
+    client: FakeClient, tmp_path: Path, role: str
+) -> None:
+    def refuse(made: str) -> None:
+        if made == role:
+            raise LayerDamaged("chunk 3 is not what its digest says")
+
+    client.on_create = refuse
+    record = await one(client, tmp_path)
+    assert (record.verdict, record.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
+
+
+async def test_a_record_says_how_the_layers_bytes_were_checked(
+    client: FakeClient, tmp_path: Path
+) -> None:
+    record = await one(client, tmp_path)
+    assert tuple(mount.digest for mount in record.mounts) == record.digests
+    assert {mount.mode for mount in record.mounts} == {"trusted"}
 
 
 @pytest.mark.parametrize("times", [1, 2])
