@@ -22,7 +22,7 @@ import msgspec
 
 from skerry.errors import StorageFailed
 from skerry.images import keys
-from skerry.images.leases import boot_time, read_leases
+from skerry.images.leases import Timing, boot_time, read_leases
 from skerry.images.records import Round
 from skerry.images.store import LayerStore
 from skerry.spec.layers import Collected, CollectReport
@@ -52,10 +52,11 @@ class Collector:
         *,
         now: Callable[[], float] = boot_time,
         sleep: Callable[[float], None] = time.sleep,
+        deletes_at_once: int = DELETES_AT_ONCE,
     ) -> None:
         self._store = store
+        self._deletes_at_once = deletes_at_once
         self._objects = store.objects
-        self._timing = store.leases.timing
         self._now = now
         self._sleep = sleep
 
@@ -81,14 +82,12 @@ class Collector:
         if condemned:
             log(f"condemned {len(condemned)} blobs; waiting {self._timing.grace_s:.0f} s")
             key, condemned, marked = self._condemn(condemned)
-            self._wait(marked)
-            began = self._now()
-            now = leases.renew()
+            began, now = self._wait(marked)
             found = self._find(now)
             doomed = condemned - set(found.reasons)
             until = began + (marked + self._timing.grace_s + self._timing.window_s - now)
             removed = self._remove(found, doomed, until)
-            self._end_round(key, condemned)
+            self._end_round(key)
         self._objects.put_bytes(keys.COLLECTED, b"", replace=True)
         with contextlib.suppress(StorageFailed):
             self._objects.put_bytes(keys.RESERVE, bytes(RESERVE_BYTES), replace=False)
@@ -101,6 +100,11 @@ class Collector:
         return None if found is None else self._store.leases.renew() - found.modified
 
     # --- inner parts ---
+
+    @property
+    def _timing(self) -> Timing:
+        """The terms as agreed by now; they only ever get longer."""
+        return self._store.leases.timing
 
     def _find(self, now: float) -> _Found:
         """Reads why things stay, then what there is: leases first, then pins and tags."""
@@ -156,38 +160,43 @@ class Collector:
             raise StorageFailed(f"{key} vanished from {self._objects.where}")
         return key, set(chosen), found.modified
 
-    def _put_round(self, key: str, digests: list[str], *, done: bool = False) -> None:
-        record = Round(self._store.leases.holder, tuple(digests), done)
-        self._objects.put_bytes(key, msgspec.json.encode(record), replace=done)
+    def _put_round(self, key: str, digests: list[str]) -> None:
+        data = msgspec.json.encode(Round(self._store.leases.holder, tuple(digests)))
+        self._objects.put_bytes(key, data, replace=False)
 
-    def _end_round(self, key: str, digests: Collection[str]) -> None:
+    def _end_round(self, key: str) -> None:
         """Tells holders that nothing more is removed, so that they wait no longer than they must."""
         if self._timing.lag_s == 0:
             self._objects.delete(key)
         else:
-            self._put_round(key, sorted(digests), done=True)
+            self._objects.put_bytes(key + keys.DONE, b"", replace=False)
 
-    def _wait(self, marked: float) -> None:
-        """Returns when the grace period is over by the store's clock too."""
-        left = self._timing.grace_s
-        while left > 0:
+    def _wait(self, marked: float) -> tuple[float, float]:
+        """Returns when the grace period is over by the store's clock: boot time, then store time."""
+        while True:
+            began = self._now()
+            now = self._store.leases.renew()
+            left = marked + self._timing.grace_s - now
+            if left <= 0:
+                return began, now
             self._sleep(left)
-            left = marked + self._timing.grace_s - self._store.leases.renew()
 
     def _remove(self, found: _Found, doomed: set[str], until: float) -> set[str]:
         """Removes manifests, then blobs, while there is time; returns what is gone."""
 
         def remove(digest: str) -> str | None:
-            # Never beyond: from then on holders rely on what they find.
-            if self._now() >= until:
-                return None
-            for key in found.names.get(digest, ()):
+            for key in (*sorted(found.names.get(digest, ())), *keys.blobs(digest)):
+                # Never beyond: from then on holders rely on what they find.
+                if self._now() >= until:
+                    return None
                 self._objects.delete(key)
-            self._store.delete(digest)
             return digest
 
-        with ThreadPoolExecutor(DELETES_AT_ONCE, "collect") as threads:
-            return {digest for digest in threads.map(remove, sorted(doomed)) if digest is not None}
+        ordered = sorted(doomed)
+        if self._deletes_at_once == 1:
+            return {digest for digest in map(remove, ordered) if digest is not None}
+        with ThreadPoolExecutor(self._deletes_at_once, "collect") as threads:
+            return {digest for digest in threads.map(remove, ordered) if digest is not None}
 
     def _tidy(self, now: float) -> None:
         """Removes rounds that are void, and leases that ran out: nobody renews those again."""

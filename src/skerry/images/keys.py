@@ -7,7 +7,9 @@
     tags/KIND/NAME!!TAG                  what a name stands for now, with its manifest
     pins/HEX!WHY                         Pin: what stays though no name stands for it
     leases/HOLDER!EPOCH                  Lease: what is being made, and what sandboxes use
+    gc/agreed                            Agreed: how slow the slowest client is
     gc/rounds/ID                         Round: what a collector is about to remove
+    gc/rounds/ID!done                    it removes nothing any more
     gc/last                              when the last collection was done
     gc/reserve                           room for a collector on a full disk
 
@@ -31,6 +33,8 @@ TAGS: Final = "tags/"
 PINS: Final = "pins/"
 LEASES: Final = "leases/"
 ROUNDS: Final = "gc/rounds/"
+AGREED: Final = "gc/agreed"
+DONE: Final = "!done"
 COLLECTED: Final = "gc/last"
 RESERVE: Final = "gc/reserve"
 # What may follow a blob's digits. The chunk list goes first: without it a data blob is not there.
@@ -46,6 +50,11 @@ def blob(digest: str, part: str = "") -> str:
     """Returns the key of a blob, or of what lies beside it."""
     digits = hex_of(digest)
     return f"{BLOBS}{digits[:2]}/{digits}{part}"
+
+
+def blobs(digest: str) -> tuple[str, ...]:
+    """Returns all keys that may lie under a digest, in the order in which they are to go."""
+    return tuple(blob(digest, part) for part in PARTS)
 
 
 def read_blob(key: str) -> str | None:

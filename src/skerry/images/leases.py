@@ -29,14 +29,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from skerry.errors import StorageFailed
 from skerry.images import keys
 from skerry.images.objects.api import Objects
-from skerry.images.records import ROUND_BYTES_MAX, Lease, Round, Use, decode
+from skerry.images.records import ROUND_BYTES_MAX, Agreed, Lease, Round, Use, decode
 
 LEASE_BYTES_MAX = 64 << 20
 
@@ -48,14 +48,18 @@ def boot_time() -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How long things take at most, in seconds. Every client of a store has to have the same."""
+    """How long things take at most, in seconds.
+
+    Lag, margin and window are those of the client who needs the longest: a store on a disk of one
+    host is local to that host and late for those who mount it over the network.
+    """
 
     lag_s: float  # until another client's change is seen
     margin_s: float  # a stall, and how far clocks are apart
     window_s: float  # a collector removes for that long
     ttl_s: float = 3600.0  # of a lease that is not renewed
     renew_s: float = 60.0
-    keep_s: float = 60.0  # what was held stays named for that long: it may be needed again
+    keep_s: float = 10.0  # what was held stays named for that long: it may be needed again
 
     @classmethod
     def of(cls, objects: Objects, *, ttl_s: float = 3600.0, renew_s: float = 60.0) -> Timing:
@@ -63,6 +67,15 @@ class Timing:
         margin, window = (5.0, 30.0) if objects.lag_s == 0 else (15.0, 60.0)
         return cls(
             lag_s=objects.lag_s, margin_s=margin, window_s=window, ttl_s=ttl_s, renew_s=renew_s
+        )
+
+    def with_others(self, agreed: Agreed) -> Timing:
+        """Returns what holds for all clients of the store: the longest of each."""
+        return replace(
+            self,
+            lag_s=max(self.lag_s, agreed.lag_s),
+            margin_s=max(self.margin_s, agreed.margin_s),
+            window_s=max(self.window_s, agreed.window_s),
         )
 
     @property
@@ -276,6 +289,7 @@ class Leases:
 
     def _write(self, *, ttl_s: float | None = None) -> float:
         """Writes all that is held, and returns the store's time."""
+        self._agree()
         with self._fields:
             if not self._valid():
                 self._lapse()
@@ -296,6 +310,17 @@ class Leases:
             lease.names = frozenset(use.digest for use in uses)
         return found.modified
 
+    def _agree(self) -> None:
+        """Takes the terms of the slowest client, and makes ours known if that is us."""
+        data = self._objects.get(keys.AGREED, 4096)
+        where = f"{keys.AGREED} in {self._objects.where}"
+        agreed = decode(data, Agreed, where) if data is not None else Agreed(0.0, 0.0, 0.0)
+        timing = self.timing.with_others(agreed)
+        needed = Agreed(timing.lag_s, timing.margin_s, timing.window_s)
+        if needed != agreed:
+            self._objects.put_bytes(keys.AGREED, msgspec.json.encode(needed), replace=True)
+        self.timing = timing
+
     def _let_go(self) -> None:
         since = self._now() - self.timing.linger_s
         gone = [
@@ -309,10 +334,14 @@ class Leases:
     def _waits(self, now: float) -> dict[str, float]:
         """Returns how long it takes until a condemned blob is removed or safe, for each in doubt."""
         waits: dict[str, float] = {}
-        for condemned, modified in read_rounds(self._objects):
+        for condemned, modified, done in read_rounds(self._objects):
             age = now - modified
-            left = (self.timing.young_s if condemned.done else self.timing.void_s) - age
-            if left > 0 and (condemned.done or age >= self.timing.young_s):
+            if age < self.timing.young_s:
+                continue
+            left = self.timing.void_s - age
+            if done is not None:  # what it removed is seen to be gone after that
+                left = min(left, self.timing.young_s - (now - done))
+            if left > 0:
                 for digest in condemned.digests:
                     waits[digest] = max(left, waits.get(digest, 0.0))
         return waits
@@ -347,9 +376,13 @@ def read_leases(objects: Objects) -> Iterator[tuple[str, Lease]]:
             yield key, decode(data, Lease, f"{key} in {objects.where}")
 
 
-def read_rounds(objects: Objects) -> Iterator[tuple[Round, float]]:
-    """Gives what collectors have condemned, and when."""
-    for key, found in objects.list(keys.ROUNDS):
+def read_rounds(objects: Objects) -> Iterator[tuple[Round, float, float | None]]:
+    """Gives what collectors have condemned, when, and since when they remove nothing any more."""
+    times = {key: found.modified for key, found in objects.list(keys.ROUNDS)}
+    for key, modified in times.items():
+        if key.endswith(keys.DONE):
+            continue
         data = objects.get(key, ROUND_BYTES_MAX)
         if data is not None:
-            yield decode(data, Round, f"{key} in {objects.where}"), found.modified
+            record = decode(data, Round, f"{key} in {objects.where}")
+            yield record, modified, times.get(key + keys.DONE)

@@ -6,9 +6,9 @@
       tags/KIND/NAME/:TAG.json             {"version": 1, "digest": "sha256:HEX"}
       tmp/, scratch/                       work in progress
 
-Blobs lie where they lie now. Manifests and tags are written under their new keys, then the version,
-then the old files go; a conversion that is cut off is done again. Only local disks carried version 1
-well (it locked), so only directories are converted.
+Blobs lie where they lie now. Manifests and tags are written under their new keys, then the old files
+go, then the version changes; a conversion that is cut off is done again. Only local disks carried
+version 1 well (it locked), so only directories are converted.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def convert_version_1(root: str) -> bool:
                 objects.put_bytes(key, msgspec.json.encode(manifest), replace=False)
             for path in _old_files(os.path.join(root, "tags")):
                 _convert_tag(root, path, objects)
-            objects.put_bytes(keys.VERSION, b"2\n", replace=True)
             _clean(root)
+            objects.put_bytes(keys.VERSION, b"2\n", replace=True)
     return True
 
 
@@ -77,14 +77,14 @@ def _convert_tag(root: str, path: str, objects: DirectoryObjects) -> None:
 
 
 def _clean(root: str) -> None:
-    """Removes what only version 1 knew: directories of digests and of names, locks, scratch."""
-    for entry in _entries(os.path.join(root, "manifests")):
-        if len(os.path.basename(entry)) == 64:
-            remove_tree(entry)
+    """Removes what only version 1 knew: directories of names and of digests, locks, scratch."""
     for kind in _entries(os.path.join(root, "tags")):
         for entry in _entries(kind):
             if os.path.isdir(entry):
                 remove_tree(entry)
+    for entry in _entries(os.path.join(root, "manifests")):
+        if len(os.path.basename(entry)) == 64:
+            remove_tree(entry)
     for name in ("tmp", "scratch"):
         remove_tree(os.path.join(root, name))
     with contextlib.suppress(FileNotFoundError):

@@ -48,12 +48,20 @@ class Lease(msgspec.Struct, frozen=True):
     version: int = 1
 
 
+class Agreed(msgspec.Struct, frozen=True):
+    """The terms that all clients of the store keep: `skerry.images.leases.Timing` says what they are."""
+
+    lag_s: float
+    margin_s: float
+    window_s: float
+    version: int = 1
+
+
 class Round(msgspec.Struct, frozen=True):
-    """What one collector has condemned; `done`: it removes nothing any more."""
+    """What one collector has condemned. It never changes: its time would not fit its content."""
 
     holder: str
     digests: tuple[str, ...]
-    done: bool = False
     version: int = 1
 
 

@@ -51,9 +51,16 @@ class LayerStore:
     Raises StorageFailed for a store of a version that this program does not know, or which fails.
     """
 
-    def __init__(self, objects: Objects, leases: Leases | None = None) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        leases: Leases | None = None,
+        *,
+        reads_at_once: int = READS_AT_ONCE,
+    ) -> None:
         self._objects = objects
         self.leases = leases or Leases(objects)
+        self._reads_at_once = reads_at_once
         # Of each listing what was read: by key the object's version, and the record.
         self._read: dict[str, dict[str, tuple[str, object]]] = {}
         self._known = False
@@ -81,7 +88,8 @@ class LayerStore:
         found = objects.get(keys.VERSION, 64)
         if found is None:
             objects.put_bytes(keys.VERSION, f"{VERSION}\n".encode(), replace=False)
-            found = objects.get(keys.VERSION, 64) or b""
+            # Another client may have made it just now, and be seen only later.
+            found = objects.get(keys.VERSION, 64) or VERSION.encode()
         version = found.decode(errors="replace").strip()
         if version != VERSION:
             raise StorageFailed(
@@ -182,8 +190,8 @@ class LayerStore:
 
     def delete(self, digest: str) -> None:
         """Removes a blob and all that lies beside it; for the collector, who knows who needs it."""
-        for part in keys.PARTS:
-            self.objects.delete(keys.blob(digest, part))
+        for key in keys.blobs(digest):
+            self.objects.delete(key)
 
     def list(self) -> Iterator[Blob]:
         """Gives all blobs, each with the size of all that is kept under its digest."""
@@ -313,9 +321,9 @@ class LayerStore:
         def read(key: str) -> _T | None:
             return self._get(key, kind)
 
-        if len(wanted) < 4:
+        if len(wanted) < 4 or self._reads_at_once == 1:
             return [read(key) for key in wanted]
-        with ThreadPoolExecutor(READS_AT_ONCE, "catalogue") as threads:
+        with ThreadPoolExecutor(self._reads_at_once, "catalogue") as threads:
             return list(threads.map(read, wanted))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +29,7 @@ from skerry.node.gauges.readings import Host, Readings
 from skerry.node.identity import Identity, claim
 from skerry.node.images import Images, Library
 from skerry.node.imports import Imports, Oci
-from skerry.node.keeper import KEEP_S, LEASE_S, RENEW_S, Keeper
+from skerry.node.keeper import LEASE_S, RENEW_S, Keeper
 from skerry.node.ledger import Ledger
 from skerry.node.life.owners import Owners
 from skerry.node.life.sandboxes import Sandboxes
@@ -142,9 +141,16 @@ def _keeper(
     config: NodeConfig, clock: Clock, kept: ImageLibrary | None, sandboxes: Sandboxes
 ) -> Keeper:
     leases = kept.store.leases if kept else None
-    hurry = kept.store.hurry if kept else None
-    every = config.collect_every_s
-    return Keeper(leases, kept, sandboxes.digests, clock, collect_every_s=every, hurry=hurry)
+    return Keeper(
+        leases,
+        kept,
+        sandboxes.digests,
+        clock,
+        collect_every_s=config.collect_every_s,
+        # Not at once: until then the lease names what was in use a moment ago.
+        collect_after_s=leases.timing.linger_s + 5.0 if leases else 0.0,
+        hurry=kept.store.hurry if kept else None,
+    )
 
 
 def _imports(
@@ -232,5 +238,4 @@ def _local_layers(config: NodeConfig) -> str:
 
 
 def _leases(objects: Objects, node: str) -> Leases:
-    timing = Timing.of(objects, ttl_s=LEASE_S, renew_s=RENEW_S)
-    return Leases(objects, node, dataclasses.replace(timing, keep_s=KEEP_S))
+    return Leases(objects, node, Timing.of(objects, ttl_s=LEASE_S, renew_s=RENEW_S))

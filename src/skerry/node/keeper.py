@@ -21,8 +21,6 @@ log = logging.getLogger("skerry.node")
 
 RENEW_S = 60.0
 START_WAIT_S = 2.0  # for a store that is away: the sandboxes wait for the node
-KEEP_S = 180.0  # what a create held stays until the sandbox is named as live
-SOON_S = 5.0  # after a removal: what is removed together is collected together
 LEASE_S = 7 * 86_400.0  # a node that is away for longer has lost what only it used
 
 
@@ -66,11 +64,12 @@ class Keeper:
         clock: Clock,
         *,
         collect_every_s: float,
+        collect_after_s: float = 0.0,
         hurry: Callable[[], None] | None = None,
     ) -> None:
         """`hurry` makes blocking calls end soon, for a store that does not answer."""
         self._leases, self._sweeper, self._live, self._clock = leases, sweeper, live, clock
-        self._every_s = collect_every_s
+        self._every_s, self._after_s = collect_every_s, collect_after_s
         self._hurry = hurry
         self._settled = False
         self._asked = asyncio.Event()
@@ -172,7 +171,7 @@ class Keeper:
                 due.cancel()
             try:
                 if self._asked.is_set():
-                    await sleep(self._clock, SOON_S)
+                    await sleep(self._clock, self._after_s)
                 elif not await self._is_due(self._sweeper):
                     continue
                 self._asked.clear()

@@ -28,7 +28,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from skerry.errors import Bug
 
-_KEY = re.compile(r"[A-Za-z0-9_!=-][A-Za-z0-9._!=-]*(?:/[A-Za-z0-9_!=-][A-Za-z0-9._!=-]*)*")
+_PART = re.compile(r"[A-Za-z0-9_!=-][A-Za-z0-9._!=-]*")
+_KEY = re.compile(rf"{_PART.pattern}(?:/{_PART.pattern})*")
 KEY_BYTES_MAX = 900  # object stores allow 1,024 with the prefix
 PART_BYTES_MAX = 200  # a file name has 255, of which a temporary name needs some
 
@@ -99,6 +100,11 @@ def check_key(key: str) -> str:
     ):
         raise Bug(f"{key[:80]!r} is no key of a store")
     return key
+
+
+def is_part(name: str) -> bool:
+    """Says whether a key may hold that between slashes; whatever else lies in a store is not ours."""
+    return len(name) <= PART_BYTES_MAX and _PART.fullmatch(name) is not None
 
 
 def check_prefix(prefix: str) -> str:

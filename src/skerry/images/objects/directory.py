@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from skerry.errors import ImageBroken, NotFound, StorageFailed
-from skerry.images.objects.api import Stat, check_key, check_prefix
+from skerry.images.objects.api import Stat, check_key, check_prefix, is_part
 from skerry.images.objects.mounts import file_system, is_local
 from skerry.images.scratch import CHUNK_BYTES, storage_errors
 
@@ -109,7 +109,7 @@ class DirectoryObjects:
         while pending:
             below = pending.pop()
             for entry in self._entries(below):
-                if entry.name.startswith("."):
+                if not is_part(entry.name):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(f"{below}{entry.name}/")

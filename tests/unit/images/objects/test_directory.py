@@ -152,3 +152,11 @@ def test_file_system_of_a_path_is_the_innermost(
     found = file_system(path, str(table))
     assert found.kind == kind
     assert is_local(found.kind) is local
+
+
+def test_what_others_put_into_the_directory_is_not_listed(objects: DirectoryObjects) -> None:
+    objects.put_bytes("tags/x", b"x", replace=False)
+    for name in ("two words", ".nfs000", "é", "n" * 201):
+        open(os.path.join(objects.root, "tags", name), "w").close()
+    os.mkfifo(os.path.join(objects.root, "tags", "fifo"))
+    assert [key for key, _ in objects.list("")] == ["tags/x"]
