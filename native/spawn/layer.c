@@ -48,13 +48,29 @@ static int open_image(const struct request *r, bool direct)
 	return err ? err : sys_fsmount(fs, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV);
 }
 
+/* Opening a pipe would wait for its writer, and a directory is found out only by reading. */
+static int regular(const char *path)
+{
+	struct stat s;
+
+	if (stat(path, &s) < 0)
+		return -errno;
+	return S_ISREG(s.st_mode) ? 0 : -EINVAL;
+}
+
 static int work(void *arg, struct job_result *out)
 {
 	const struct request *r = ((struct order *)arg)->request;
-	close_auto int mount = open_image(r, true);
+	close_auto int mount = -1;
 	char at[96];
-	int err;
+	int err = regular(r->path);
 
+	if (err)
+		return job_fail(out, "file", err);
+	err = r->device ? regular(r->device) : 0;
+	if (err)
+		return job_fail(out, "device", err);
+	mount = open_image(r, true);
 	if (mount < 0) /* an older kernel, or a file system without direct reads */
 		mount = open_image(r, false);
 	if (mount < 0)
@@ -76,7 +92,10 @@ static void done(struct job *j, struct job_result *r)
 		layer_note(o->launcher, o->request->layers.items[0]);
 		reply_ok(o->launcher, &o->reply, answer());
 	} else {
-		reply_fail(o->launcher, &o->reply, r->step, r->error, o->request->path);
+		const struct request *q = o->request;
+
+		reply_fail(o->launcher, &o->reply, r->step, r->error,
+			   strcmp(r->step, "device") ? q->path : q->device);
 	}
 	free(o->request);
 	free(o);

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,11 @@ from pathlib import Path
 import pytest
 
 from skerry.backends.shared import proc
+from skerry.images.entry import Node, Tree, make_directory
+from skerry.images.erofs import Tools
+from skerry.images.pair import build_layer
+from skerry.images.scratch import Spool
+from skerry.spec.files import FileType
 from skerry.wire import plan
 from waiting import ended, soon
 
@@ -432,3 +438,73 @@ def test_without_a_client_what_is_not_kept_ends_and_then_the_launcher(
     assert launcher.process.wait(20) == 0
     keep.rmdir()
     launcher.census()
+
+
+@pytest.fixture
+def pair(make: Callable[..., Launcher]) -> tuple[Launcher, Path, Path]:
+    """A launcher, a metadata blob in its state directory, and its data blob in a store elsewhere."""
+    launcher = make()
+    store = launcher.base / "store"
+    store.mkdir()
+    spool, tree, tools = Spool(str(store)), Tree(), Tools()
+    if not tools.mkfs().reads_tar:
+        pytest.skip("mkfs.erofs is older than 1.8: it makes layers of one blob")
+    for path, content in ((b"etc/os-release", b"NAME=pair\n"), (b"large", os.urandom(300_000))):
+        file = Node(FileType.FILE, 0o644)
+        file.content = spool.add([content])
+        tree.put(path, file)
+    for name in (b"proc", b"dev", b"tmp"):
+        tree.put(name, make_directory())
+    built = build_layer(tree, spool, str(store), tools=tools)
+    spool.close()
+    assert built.data
+    metadata = launcher.state / "metadata"
+    shutil.move(built.path, metadata)
+    launcher.begin("--bind", str(store))
+    launcher.prepare(0)
+    return launcher, metadata, Path(built.data)
+
+
+def test_layer_with_its_data_in_a_store_elsewhere_serves_instances(pair) -> None:
+    launcher, metadata, data = pair
+    layer = plan.LayerMount(layer="pair", path=str(metadata), device=str(data))
+    launcher.ok(layer)
+    launcher.ok(layer)
+    launcher.start("a", 0, layer=("pair",))
+    assert launcher.say("a", "cat /etc/os-release") == b"NAME=pair\n"
+    # The files may go: the mount holds them.
+    metadata.unlink()
+    launcher.stop("a")
+    launcher.ok(plan.LayerUnmount("pair"))
+    assert launcher.failure(layer).errno == errno.ENOENT
+    launcher.drop(0)
+    launcher.end()
+
+
+def test_device_that_cannot_be_had_is_named_and_mounts_nothing(pair) -> None:
+    launcher, metadata, data = pair
+    outside = launcher.base / "outside"
+    shutil.copy(data, outside)
+    (data.parent / "directory").mkdir()
+    os.mkfifo(data.parent / "pipe")
+    small = str(launcher.state / "small.erofs")
+    cases = [
+        (str(metadata), str(outside), errno.EACCES, "path", str(outside)),
+        (str(metadata), f"{data.parent}/../outside", errno.EINVAL, "request", "device"),
+        (str(outside), str(data), errno.EACCES, "path", str(outside)),
+        (str(metadata), f"{data}.gone", errno.ENOENT, "device", f"{data}.gone"),
+        (f"{metadata}.gone", str(data), errno.ENOENT, "file", f"{metadata}.gone"),
+        (small, str(data), errno.EINVAL, "erofs", None),  # it has no slot
+        (str(data), str(data), errno.EINVAL, "erofs", None),  # no image
+        (str(metadata), str(data.parent / "directory"), errno.EINVAL, "device", "directory"),
+        (str(metadata), str(data.parent / "pipe"), errno.EINVAL, "device", "pipe"),
+    ]
+    for path, device, number, step, word in cases:
+        failure = launcher.failure(plan.LayerMount(layer="bad", path=path, device=device))
+        assert failure.error_step == step, (path, device, failure)
+        assert number in (None, failure.errno), (path, device, failure)
+        assert word is None or word in failure.text
+    assert launcher.ok(plan.Status()).status().layer == ("small",)
+    launcher.ok(plan.LayerMount(layer="bad", path=str(metadata), device=str(data)))
+    launcher.drop(0)
+    launcher.end()

@@ -171,6 +171,44 @@ async def test_hundred_thousand_files_are_all_there(node_client, library):
         assert said.stdout == b"100000 True\n", said.stderr
 
 
+class LargeTar:
+    """An archive with one file: zeros, and a few bytes at its end."""
+
+    def __init__(self, size: int, end: bytes) -> None:
+        info = tarfile.TarInfo("large")
+        info.size = size
+        self.parts = [info.tobuf(tarfile.PAX_FORMAT), size - len(end), end]
+        self.parts.append(bytes(-size % 512 + 1024))
+
+    def read(self, size: int = -1, /) -> bytes:
+        assert size > 0
+        while self.parts:
+            head, *rest = self.parts
+            if isinstance(head, int):
+                piece = bytes(min(head, size))
+                self.parts = [head - len(piece), *rest]
+            else:
+                piece = head[:size]
+                self.parts = [head[size:], *rest] if len(head) > size else rest
+            if piece:
+                return piece
+            self.parts = rest
+        return b""
+
+
+@pytest.mark.slow
+async def test_file_beyond_four_gibibytes_is_whole_and_stored_small(node_client, library):
+    size = (4 << 30) + (64 << 20) + 5
+    manifest = library.import_tar("workspace/large", LargeTar(size, b"the end"))
+    assert manifest.total_bytes < 2 << 20
+    async with await node_client.sandboxes.create(layers=["workspace/large"]) as sandbox:
+        command = f"stat -c %s /large; tail -c 9 /large | od -c; dd if=/large bs=1 skip={size - 7}"
+        said = await sandbox.run(command, timeout=60)
+        assert said.stdout.startswith(f"{size}\n".encode())
+        assert said.stdout.endswith(b"the end")
+        assert b"\\0  \\0   t   h   e" in said.stdout
+
+
 def pages(pid: int, start: int, count: int) -> list[int]:
     """The frames behind a process's pages, 0 where there is none."""
     with open(f"/proc/{pid}/pagemap", "rb") as file:
