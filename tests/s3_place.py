@@ -14,6 +14,7 @@ def s3_options(server, directory: Path, *, endpoint: str = "", keys=None, **more
     references = {}
     for name, value in (("access_key", keys.access), ("secret_key", keys.secret)):
         path = Path(directory, f"{name}-{zlib.crc32(value.encode()):08x}")
+        path.touch(mode=0o600)
         path.write_text(f"{value}\n")
         references[name] = f"file:{path}"
     return S3Options(endpoint=endpoint or server.endpoint, **references, **more)

@@ -13,7 +13,7 @@ from live_node import LiveNode
 from s3_place import s3_options
 from skerry.errors import StorageFailed
 from skerry.images.blobread import BlobReader, fetch_list
-from skerry.images.chunks import Codec
+from skerry.images.chunks import CHUNK_BYTES, Codec
 from skerry.images.keys import blob
 from skerry.images.local import LocalLayers
 from skerry.images.objects.s3 import S3Objects
@@ -105,6 +105,33 @@ async def test_metadata_and_data_that_come_damaged_are_fetched_again(
         }
         spool.close()
     assert seen == FILES
+
+
+async def test_damage_in_the_bucket_is_found_and_mended(node: LiveNode, objects: S3Objects) -> None:
+    async with node.client() as client:
+        made = await client.images.import_tar("workspace/one", archive())
+        assert (await client.images.verify("workspace/one")).damage == ()
+        key = blob(str(made.data_digest), SUFFIXES[Codec(made.data_codec)])
+        whole = objects.get(key, 1 << 24)
+        assert whole is not None
+        at = whole.index(FILES["srv/data-1"][:4096]) + 100
+        objects.put_bytes(key, whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :], replace=True)
+        (damage,) = (await client.images.verify("workspace/one", remove_damaged=True)).damage
+        assert damage.chunks == (at // CHUNK_BYTES,)
+        assert "/srv/data-1" in damage.files
+        again = await client.images.import_tar("workspace/one", archive())
+        assert again.digest == made.digest
+        assert (await client.images.verify("workspace/one")).damage == ()
+    assert objects.get(key, 1 << 24) == whole
+
+
+async def test_layers_of_the_bucket_are_collapsed_there(node: LiveNode, objects: S3Objects) -> None:
+    async with node.client() as client:
+        await client.images.import_tar("workspace/one", archive())
+        await client.images.import_tar("workspace/two", archive())
+        made = await client.images.collapse(["workspace/one", "workspace/two"], "workspace/both")
+        assert (await client.images.verify("workspace/both")).damage == ()
+    assert objects.stat(blob(made.digest)) is not None
 
 
 async def test_removed_layer_leaves_the_bucket(node: LiveNode, objects: S3Objects) -> None:
