@@ -39,6 +39,7 @@ class LiveNode:
         self.store = f"{self.state}/store" if store is None else store
         self._config = Path(self.state, "node.toml")
         place = f'store_dir = "{self.store}"\n' if self.store else ""
+        place += f'registry_cache_dir = "{self.state}/oci"\n'
         self._config.write_text(f"{place}keep_on_exit = false\n{options}\n")
         self._argv = [*(program or (sys.executable, "-m", "skerry.cli.main")), "node"]
         self._argv += ["--config", str(self._config), "--state", self.state, "--run", self.run]

@@ -104,7 +104,7 @@ def oci(
         library, str(tmp_path / "cache"), skopeo_limits=SkopeoLimits(time_s=60, silence_s=20)
     )
     assert sorted(os.listdir(tmp_path / "scratch")) == []
-    left = set(os.listdir(tmp_path / "cache/oci")) if (tmp_path / "cache/oci").exists() else set()
+    left = set(os.listdir(tmp_path / "cache")) if (tmp_path / "cache").exists() else set()
     assert left <= {"blobs", ".lock"}, "credentials or layouts were left"
 
 
@@ -129,7 +129,7 @@ def names(library: ImageLibrary, name: str, place: Path) -> set[bytes]:
 
 
 def cached(tmp_path: Path) -> Path:
-    return tmp_path / "cache/oci/blobs/sha256"
+    return tmp_path / "cache/blobs/sha256"
 
 
 def layer_digest(layout: Layout, plain: bytes) -> str:

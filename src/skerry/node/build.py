@@ -157,7 +157,8 @@ def _imports(
     config: NodeConfig, images: Images, kept: ImageLibrary | None, oci: Oci | None
 ) -> Imports:
     if kept is not None:
-        oci = OciImages(kept, config.cache_dir, cache_bytes=config.registry_cache_bytes)
+        cache = config.registry_cache_dir or os.path.join(config.cache_dir, "oci")
+        oci = OciImages(kept, cache, cache_bytes=config.registry_cache_bytes)
     threads_max = config.limits.image_threads_max
     return Imports(oci, images, threads_max=threads_max, auth_file=config.registry_auth_file)
 

@@ -58,7 +58,8 @@ class NodeConfig:
     cache_dir: str = "/var/cache/skerry"  # image tools and archives that can be had again
     # Credentials for registries (like ~/.docker/config.json), for imports and pushes that bring none.
     registry_auth_file: str | None = None
-    registry_cache_bytes: int = 10 * GIB  # of layers from registries, kept in cache_dir
+    registry_cache_dir: str = ""  # layers from registries; "": oci in cache_dir
+    registry_cache_bytes: int = 10 * GIB  # how much of them is kept
     socket: str = ""  # API on a unix socket, mode 0600; "": node.sock in run_dir
     tcp: str | None = None  # API on "host:port" too; needs tokens; port 0 takes a free one
     tokens: tuple[str, ...] = ()
@@ -134,9 +135,11 @@ class NodeConfig:
             raise InvalidRequest("collect_every_s must be 0, or between a minute and 30 days")
         if self.log_format not in ("text", "json"):
             raise InvalidRequest(f"log_format: {self.log_format[:40]!r} is neither text nor json")
-        for name in ("log_file", "registry_auth_file"):
+        if self.registry_cache_bytes < 0:
+            raise InvalidRequest("registry_cache_bytes must not be negative")
+        for name in ("log_file", "registry_auth_file", "registry_cache_dir"):
             value = getattr(self, name)
-            if value is not None and not os.path.isabs(value):
+            if value and not os.path.isabs(value):
                 raise InvalidRequest(f"{name} must be an absolute path")
         if self.orphan_after_s is not None and not 1 <= self.orphan_after_s < 30 * 86_400:
             raise InvalidRequest("orphan_after_s must be between a second and 30 days")

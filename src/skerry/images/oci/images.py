@@ -62,7 +62,7 @@ class OciImages:
         skopeo_limits: SkopeoLimits | None = None,
     ) -> None:
         self._library = library
-        self._cache = BlobCache(os.path.join(cache_dir, "oci"), cache_bytes)
+        self._cache = BlobCache(cache_dir, cache_bytes)
         self._limits = limits or ImportLimits()
         self._skopeo_limits = skopeo_limits
 

@@ -45,7 +45,8 @@ _PROGRESS_S = 5.0
 _RETRY_PAUSES_S = (1.0, 4.0)
 # What of the environment says how this machine reaches others.
 _NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
-_NOISE = re.compile(r'^time="[^"]*" level=\w+ msg="(.*)"$')
+_FATAL = re.compile(r'^time="[^"]*" level=fatal msg="(.*)"$')
+_IDLE_WORDS = ("Getting image source signatures", "Storing signatures")
 
 
 class SkopeoLimits(msgspec.Struct, frozen=True):
@@ -263,11 +264,12 @@ class _Words:
     def _collect(self) -> None:
         for raw in self._output:
             line = raw[:4096].decode("utf-8", "replace").strip()
-            matched = _NOISE.match(line)
+            self._news = True
+            matched = _FATAL.match(line)
             if matched is not None:
-                line = matched.group(1).replace('\\"', '"')
-            if line:
-                self._news = True
+                # The error says it.
+                self._tail.append(matched.group(1).replace('\\"', '"'))
+            elif line and line not in _IDLE_WORDS:
                 self._tail.append(line)
                 self._log(line)
 
@@ -295,29 +297,29 @@ _POLICY_SAYS = re.compile(r"Source image rejected|policy\.json")
 
 def explain(reference: str, said: str, *, tls_verify: bool = True) -> SkerryError:
     """Returns what skopeo's last words mean; with the field `again` if another try may help."""
-    said = said.replace(reference, "it")  # what a name says is no reason
-    if _FULL.search(said):
+    words = said.replace(reference, "it")  # what a name says is no reason
+    if _FULL.search(words):
         return StorageFailed(f"no space to copy {reference}: {said}")
-    if _DENIED.search(said):
+    if _DENIED.search(words):
         return RegistryDenied(
             f"the registry does not let us use {reference}: give credentials for it "
             "(--authfile FILE, made with 'skopeo login --authfile FILE HOST')",
         )
-    if _WRONG_PLATFORM.search(said):
+    if _WRONG_PLATFORM.search(words):
         return NotFound(f"{reference} is not made for this platform: choose one with platform")
-    if _BLOB_GONE.search(said) and _MISSING.search(said):
+    if _BLOB_GONE.search(words) and _MISSING.search(words):
         return Unavailable(f"the registry has lost a part of {reference}: {said}", again=True)
-    if _MISSING.search(said):
+    if _MISSING.search(words):
         return NotFound(f"the registry has no {reference}: check its name and tag")
-    if _REFUSED.search(said):
+    if _REFUSED.search(words):
         return InvalidRequest(f"{reference!r} names no image in a registry: {said}")
-    if _WRONG_BYTES.search(said):
+    if _WRONG_BYTES.search(words):
         return Unavailable(f"the registry sent damaged bytes of {reference}: {said}", again=True)
-    if tls_verify and _NOT_TLS.search(said):
+    if tls_verify and _NOT_TLS.search(words):
         return Unavailable(
             f"the registry of {reference} cannot be trusted over TLS: {said}",
             hint="if that is meant so, as with a local one: --no-tls-verify",
         )
-    if _POLICY_SAYS.search(said):
+    if _POLICY_SAYS.search(words):
         return InvalidRequest(f"the node's policy ({_POLICY}) refuses {reference}: {said}")
     return Unavailable(f"cannot copy {reference}: {said or 'skopeo said nothing'}", again=True)
