@@ -128,6 +128,9 @@ void orphan_clear(const struct launcher *l);
 
 /* mountns.c */
 int mountns_enter(struct launcher *l, struct failure *f);
+/* In a job: takes the bind root above `path` anew from the host's namespace, where another file system
+ * is mounted there now; fails, and changes nothing, where it is the same one. */
+int mountns_refresh(const struct launcher *l, const char *path);
 void mountns_leave(struct launcher *l);
 
 /* image.c: skerry-init in a sealed memfd */

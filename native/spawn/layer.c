@@ -58,16 +58,30 @@ static int regular(const char *path)
 	return S_ISREG(s.st_mode) ? 0 : -EINVAL;
 }
 
+/* The store was unmounted on the host, and mounted again or only now: here its place is dead or bare. */
+static bool stale(int err)
+{
+	return err == -ENOENT || err == -ENOTCONN || err == -ESTALE || err == -ENODEV;
+}
+
+static int look(const struct launcher *l, const char *path)
+{
+	int err = regular(path);
+
+	return stale(err) && !mountns_refresh(l, path) ? regular(path) : err;
+}
+
 static int work(void *arg, struct job_result *out)
 {
+	const struct launcher *l = ((struct order *)arg)->launcher;
 	const struct request *r = ((struct order *)arg)->request;
 	close_auto int mount = -1;
 	char at[96];
-	int err = regular(r->path);
+	int err = look(l, r->path);
 
 	if (err)
 		return job_fail(out, "file", err);
-	err = r->device ? regular(r->device) : 0;
+	err = r->device ? look(l, r->device) : 0;
 	if (err)
 		return job_fail(out, "device", err);
 	mount = open_image(r, true);

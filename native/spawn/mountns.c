@@ -269,6 +269,55 @@ int mountns_enter(struct launcher *l, struct failure *f)
 	return l->cradle < 0 ? fail(f, "cradle", l->cradle, "empty mount namespace") : 0;
 }
 
+/* The bind root that a path lies below, unless another root lies below that one. */
+static const char *root_of(const struct launcher *l, const char *path)
+{
+	const struct roots *b = &l->bind_roots;
+	const char *found = NULL;
+
+	for (unsigned i = 0; i < b->count; i++) {
+		struct roots one = {{b->paths[i]}, 1};
+
+		if (path_below(path, &one) && (!found || strlen(found) < strlen(b->paths[i])))
+			found = b->paths[i];
+	}
+	if (found) {
+		struct roots one = {{found}, 1};
+
+		for (unsigned i = 0; i < b->count; i++)
+			if (path_below(b->paths[i], &one))
+				return NULL;
+		if (path_below(l->state_dir, &one) || path_below(l->run_dir, &one))
+			return NULL;
+	}
+	return found;
+}
+
+int mountns_refresh(const struct launcher *l, const char *path)
+{
+	const char *root = root_of(l, path);
+	close_auto int own = open_at(AT_FDCWD, "/proc/self/ns/mnt", O_RDONLY);
+	close_auto int tree = -1;
+	struct stat here, there;
+	int err;
+
+	if (!root || own < 0)
+		return -ENOENT;
+	err = sys_setns(l->host_mounts, CLONE_NEWNS);
+	if (err)
+		return err;
+	tree = sys_open_tree(AT_FDCWD, root, OPEN_TREE_CLONE);
+	err = sys_setns(own, CLONE_NEWNS);
+	if (err || tree < 0)
+		return err ? err : tree;
+	if (fstat(tree, &there) < 0)
+		return -errno;
+	if (!stat(root, &here) && here.st_dev == there.st_dev && here.st_ino == there.st_ino)
+		return -EALREADY;
+	sys_umount(root, MNT_DETACH);
+	return sys_move_mount(tree, AT_FDCWD, root);
+}
+
 void mountns_leave(struct launcher *l)
 {
 	char path[PATH_TEXT_MAX + 16];
