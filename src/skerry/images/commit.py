@@ -26,6 +26,7 @@ from skerry.images.copier import Copier
 from skerry.images.diff import NOBODY, inside_id
 from skerry.images.entry import Tree, make_whiteout
 from skerry.images.files import read_content
+from skerry.images.gitresidue import Repositories
 from skerry.images.inplace import InPlace
 from skerry.images.notes import Notes
 from skerry.images.residue import Residue
@@ -60,6 +61,9 @@ class _Reading:
         self._scrub = wish.scrub
         self._prefixes = [_prefix(text) for text in wish.exclude]
         self._gone: tuple[bytes, str] | None = None  # a directory that was left out, and why
+        asked = "git" in wish.scrub.rules
+        self._repositories = Repositories(view, wish.limits) if asked else None
+        self._contents = contents
 
         def keep(seen: Seen, info: os.stat_result) -> Content:
             return contents.note(seen.path, info)
@@ -77,6 +81,10 @@ class _Reading:
             seen.prune = True
             return
         rule = self._rule(seen, info)
+        if rule is None and self._git_goes(seen, info):
+            if not seen.whiteout:
+                self._scrub.take("git", seen.path, info.st_size)
+            return
         if rule is not None:
             if not seen.whiteout:
                 size = info.st_size if stat.S_ISREG(info.st_mode) else 0
@@ -103,6 +111,23 @@ class _Reading:
         if found is None and self._scrub.is_suspect(seen.path, size, content):
             self._notes.add("seems to hold a password, and was kept", seen.path)
         return found
+
+    def _git_goes(self, seen: Seen, info: os.stat_result) -> bool:
+        """Whether it is a part of a repository that does not stay (`skerry.images.gitresidue`)."""
+        held = None if self._repositories is None else self._repositories.find(seen.path)
+        if held is None:
+            return False
+        repository, path = held
+        if seen.whiteout:
+            return repository.deletion_goes(path)
+        directory = stat.S_ISDIR(info.st_mode)
+        if not repository.goes(path, directory=directory):
+            if path == b"packed-refs" and repository.packed_refs is not None:
+                self._contents.replace(seen.path, repository.packed_refs)
+            return False
+        if directory:
+            self._gone = (seen.path + b"/", "git")
+        return True
 
     def _is_excluded(self, path: bytes) -> bool:
         return any(path == one or path.startswith(one + b"/") for one in self._prefixes)

@@ -23,15 +23,24 @@ class InPlace:
     def __init__(self, top: str) -> None:
         self._cursor = Cursor(top)
         self._paths: list[bytes] = []
+        self._replaced: dict[bytes, bytes] = {}
+
+    def replace(self, path: bytes, content: bytes) -> None:
+        """From now on this is a file's content; to be said before it is noted."""
+        self._replaced[path] = content
 
     def note(self, path: bytes, info: os.stat_result) -> Content:
         """Returns where a file's content will be found; nothing is read, and its hash not known."""
         self._paths.append(path)
-        return Content(len(self._paths) - 1, info.st_size, b"")
+        size = len(self._replaced[path]) if path in self._replaced else info.st_size
+        return Content(len(self._paths) - 1, size, b"")
 
     def read(self, content: Content) -> Iterator[bytes]:
         """Gives the bytes of a file."""
         path = self._paths[content.offset]
+        if path in self._replaced:
+            yield self._replaced[path]
+            return
         parent, _, name = path.rpartition(b"/")
         self._cursor.move(parent)
         info = lstat(self._cursor.fd, name)
