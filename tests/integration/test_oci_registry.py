@@ -331,6 +331,30 @@ def test_two_imports_of_one_image_at_once_both_succeed(
     assert len({one.digest for one in made}) == 1
 
 
+def test_two_nodes_that_import_one_image_at_once_make_one_layer(
+    registry: Registry, layout: Layout, tmp_path: Path
+) -> None:
+    """Each with scratch and cache of its own, on one store."""
+    registry.push(layout.path, "one", "app:1")
+    store, made = str(tmp_path / "store"), []
+
+    def node(at: int) -> None:
+        library = ImageLibrary(DirectoryStore(store), Tools(), str(tmp_path / f"scratch{at}"))
+        oci = OciImages(library, str(tmp_path / f"cache{at}"))
+        made.append(oci.import_registry("base/app:1", f"{registry.host}/app:1", access=OPEN))
+
+    threads = [threading.Thread(target=node, args=(at,)) for at in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 3
+    [digest] = {one.digest for one in made}
+    library = ImageLibrary(DirectoryStore(store), Tools(), str(tmp_path / "scratch"))
+    assert [one.digest for one in library.list()] == [digest]
+    assert names(library, "app:1", tmp_path) == {b"", b"etc", b"etc/shared", b"one"}
+
+
 # --- being refused ---
 
 
@@ -387,6 +411,9 @@ def test_credentials_are_never_in_arguments_or_environment(
                     path = Path(os.fsdecode(files[0].partition(b"=")[2]))
                     assert path.stat().st_mode & 0o777 == 0o600
                     assert path.parent.stat().st_mode & 0o777 == 0o700
+                    status = Path(f"/proc/{name}/status").read_text()
+                    assert "CapEff:\t0000000000000000" in status
+                    assert "CapBnd:\t0000000000000000" in status
             except OSError:
                 continue
         way.close()

@@ -11,7 +11,7 @@
 | devices | dropped, with a note |
 | ids of 65,536 and above | become 0 and lose setuid and setgid, with a note |
 | `.wh.NAME`, `.wh..wh..opq` (OCI) | become overlay whiteouts and opaque marks |
-| `user.overlay.*`, and attributes but `user.*` and file capabilities | dropped, with a note |
+| attributes but `user.*` (not `user.overlay.*`), file capabilities, access lists | dropped, noted |
 
 Refused means ImageBroken, whose message names the member.
 """

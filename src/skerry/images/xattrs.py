@@ -11,7 +11,7 @@ import os
 import struct
 
 from skerry.errors import ImageBroken
-from skerry.images.entry import show
+from skerry.images.entry import LAYER_IDS, show
 from skerry.images.notes import Notes
 
 CAPABILITY = b"security.capability"
@@ -27,6 +27,8 @@ def clean_outside_xattrs(raw: dict[bytes, bytes], notes: Notes, path: bytes) -> 
     for key, value in raw.items():
         if _is_users(key) or (key == CAPABILITY and _capability_version(value) == _CAP_V2):
             kept[key] = value
+        elif key in _ACLS and (access := _inside_acl(value, 0, LAYER_IDS)) is not None:
+            kept[key] = access
         else:
             notes.add("extended attributes dropped", path)
     return _checked(kept, path)

@@ -13,6 +13,7 @@ from skerry.images.entry import OPAQUE, Node, Tree
 from skerry.images.notes import Notes
 from skerry.images.scratch import Spool
 from skerry.images.tarimport import ImportLimits, read_tar
+from skerry.images.xattrs import clean_outside_xattrs
 from skerry.spec.files import FileType
 
 DIR, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
@@ -256,3 +257,16 @@ def test_identity_depends_on_content_but_not_on_order(spool: Spool) -> None:
         member("c", b"2", mtime=3),
     ):
         assert take(spool, a, other)[0].identity() != same[0]
+
+
+def test_access_lists_are_kept_without_ids_that_no_sandbox_has() -> None:
+    def entry(tag: int, permissions: int, who: int = 0xFFFFFFFF) -> bytes:
+        return struct.pack("<HHI", tag, permissions, who)
+
+    head, tail = struct.pack("<I", 2) + entry(1, 6), entry(4, 4) + entry(16, 6) + entry(32, 4)
+    good, far = head + entry(2, 6, 33) + tail, head + entry(2, 6, 70_000) + tail
+    for value, kept in ((good, good), (far, head + tail), (good[:-1], None), (b"", None)):
+        notes = Notes()
+        made = clean_outside_xattrs({b"system.posix_acl_access": value}, notes, b"f")
+        assert made.get(b"system.posix_acl_access") == kept
+        assert bool(notes.lines()) is (kept is None)

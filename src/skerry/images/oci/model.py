@@ -45,7 +45,8 @@ class Platform(msgspec.Struct, omit_defaults=True):
     variant: str = ""
 
     def __str__(self) -> str:
-        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
+        parts = (self.os, self.architecture, self.variant)
+        return "/".join(part[:40] for part in parts if part)  # an image may say anything
 
 
 class Descriptor(msgspec.Struct, rename="camel", omit_defaults=True):

@@ -45,6 +45,8 @@ _PROGRESS_S = 5.0
 _RETRY_PAUSES_S = (1.0, 4.0)
 # What of the environment says how this machine reaches others.
 _NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+# Its work needs no capability; as root it would have all.
+_POWERLESS = ("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
 _FATAL = re.compile(r'^time="[^"]*" level=fatal msg="(.*)"$')
 _IDLE_WORDS = ("Getting image source signatures", "Storing signatures")
 
@@ -135,6 +137,7 @@ class Skopeo:
         process = subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig", "KILL"),
+                *(_POWERLESS if os.geteuid() == 0 else ()),
                 *(program, *policy, "--tmpdir", self._scratch, *argv),
             ],
             stdin=subprocess.DEVNULL,

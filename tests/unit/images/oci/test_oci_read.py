@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from images_archives import make_tar, member
 
 from oci_images import DOCKER, OCI, PACKS, Json, Layout, config_of, docker_archive, sha256
-from skerry.errors import ImageBroken, InvalidRequest, NotFound
+from skerry.errors import Fault, ImageBroken, InvalidRequest, NotFound, SkerryError
 from skerry.images.entry import OPAQUE, Tree
 from skerry.images.merge import Collapse
 from skerry.images.notes import Notes
@@ -389,6 +390,50 @@ def test_archive_of_an_image_cannot_lead_out_either(spool: Spool) -> None:
             unpack(bundle, choose(bundle, None, AMD), spool)
     with pytest.raises(ImageBroken):
         ArchiveBundle(io.BytesIO(make_tar(member("../x", b"1"))), spool, ImportLimits())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_images_with_random_damage_are_refused_or_read_and_nothing_else(
+    tmp_path: Path, spool: Spool, seed: int
+) -> None:
+    rng = random.Random(seed)
+    layout = Layout(tmp_path / "layout")
+    layout.index(layout.image(ONE, TWO, pack=rng.choice(list(PACKS)), Env=["A=b"], User="a:b"))
+    archives = (layout.tar(), docker_archive(ONE, TWO, Env=["A=b"]))
+    faults: list[Fault] = []
+    for _ in range(60):
+        data = bytearray(rng.choice(archives))
+        # Mostly in the documents: what is in layers has its own tests.
+        places = [at for at in range(len(data)) if data[at : at + 1] in b'":,{}[]0123456789']
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.choice(places) if rng.random() < 0.7 else rng.randrange(len(data))
+            data[at] = rng.choice(b'"-:,{}[]019xZ\\\0\xff')
+        try:
+            bundle = ArchiveBundle(io.BytesIO(data), spool, ImportLimits())
+            image = choose(bundle, None, AMD)
+            layers = unpack(bundle, image, spool)
+            read_config(image.config, layers, spool, Notes())
+        except SkerryError as error:
+            faults.append(error.fault)
+    assert len(faults) > 10
+    assert Fault.BUG not in faults
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"os": 5}, {"os": None}, {"rootfs": None}, {"rootfs": {"type": "x", "diff_ids": None}},
+        {"config": {"Env": [1]}}, {"config": {"Env": {"A": "b"}}}, {"config": []},
+        {"config": {"Labels": {"a": None}}}, {"architecture": "amd64" * 1000},
+    ],
+    ids=lambda change: str(change)[:30],
+)  # fmt: skip
+def test_config_of_another_form_is_refused(layout: Layout, change: Json) -> None:
+    layout.index(layout.image(ONE, config=config_of([ONE]) | change))
+    with pytest.raises(SkerryError) as error:
+        choose(bundle_of(layout), None, AMD)
+    assert error.value.fault is not Fault.BUG
+    assert len(error.value.message) < 1000
 
 
 # --- the config ---
