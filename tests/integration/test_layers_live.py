@@ -124,6 +124,66 @@ async def test_everything_odd_of_a_tar_is_inside_as_it_should(node_client, libra
         assert manifest.digest in info.digests
 
 
+async def test_upper_layers_change_replace_and_delete_what_lower_ones_have(node_client, library):
+    layer(
+        library,
+        "workspace/below",
+        {
+            "w/one": BIG,
+            "w/two": {"type": tarfile.LNKTYPE, "linkname": "w/one"},
+            "w/three": {"type": tarfile.LNKTYPE, "linkname": "w/one"},
+            "w/dir/kept": b"kept",
+            "w/dir/gone": b"gone",
+            "w/opaque/hidden": b"hidden",
+            "w/file": b"a file below",
+            "w/tree/inner/deep": b"deep",
+        },
+    )
+    layer(
+        library,
+        "toolkit/above",
+        {
+            "w/one": {"data": BIG[::-1], "mode": 0o600},  # one name of three
+            "w/.wh.three": b"",
+            "w/dir/.wh.gone": b"",
+            "w/opaque/.wh..wh..opq": b"",
+            "w/opaque/new": b"new",
+            "w/file/now/a": b"directory",
+            "w/.wh.tree": b"",
+            "w/four": {"type": tarfile.LNKTYPE, "linkname": "w/one"},
+        },
+    )
+    # A layer that brings back a name which one below it deletes.
+    layer(library, "toolkit/top", {"w/tree/inner/other": b"other", "large": BIG})
+    names = ["workspace/below", "toolkit/above", "toolkit/top"]
+    async with await node_client.sandboxes.create(layers=names) as sandbox:
+        said = await sandbox.run(
+            "cd /w && find . | LC_ALL=C sort && stat -c '%n %h %a' one two four"
+        )
+        assert said.exit_code == 0, said.stderr
+        assert said.stdout.decode().splitlines() == [
+            *(
+                ".",
+                "./dir",
+                "./dir/kept",
+                "./file",
+                "./file/now",
+                "./file/now/a",
+                "./four",
+                "./one",
+            ),
+            *("./opaque", "./opaque/new", "./tree", "./tree/inner", "./tree/inner/other", "./two"),
+            *("one 2 600", "two 3 644", "four 2 600"),
+        ]
+        assert await sandbox.files.read("/w/two") == BIG
+        assert await sandbox.files.read("/w/four") == BIG[::-1]
+        # What a sandbox deletes is gone, and what lies below a deleted directory does not come back.
+        again = await sandbox.run(
+            "rm -r /w/dir && mkdir /w/dir && ls -A /w/dir; rm /w/two; ls /w/two"
+        )
+        assert (again.stdout, again.exit_code) == (b"", 2)
+
+
 async def test_layers_without_data_mount_beside_those_with(node_client, library):
     kinds = {
         "empty": {},
