@@ -118,6 +118,25 @@ async def test_apt_updates_and_installs_a_package_and_leaves_no_setting(make) ->
 SHELLS = {"zsh": "zsh", "ksh93": "ksh", "mksh": "mksh", "busybox": "busybox"}  # word and package
 
 
+async def test_a_recipe_installs_from_what_builds_may_reach(node) -> None:
+    needs("debian")
+    recipe = (
+        "FROM debian:12\n"
+        "RUN apt-get update -o Acquire::Check-Valid-Until=false -o Acquire::Check-Date=false\n"
+        "RUN apt-get install -y --no-install-recommends bc"
+    )
+    async with node.client() as client:
+        try:
+            await client.images.build_recipe("workspace/recipe-bc", recipe)
+            async with await client.sandboxes.create(layers=["workspace/recipe-bc"]) as sandbox:
+                result = await sandbox.run("echo 6*7 | bc")
+            assert result.text == "42\n"
+        finally:
+            for layer in await client.images.list():
+                if layer.name.startswith(("workspace/recipe-bc", "workspace/build-cache/")):
+                    await client.images.remove(layer.name)
+
+
 async def test_sessions_of_every_shell_that_a_sandbox_may_have(make) -> None:
     """Those that this machine has are tried more closely where the agent is tried."""
     needs("debian")

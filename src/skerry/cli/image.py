@@ -12,18 +12,15 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryGroup
-from skerry.cli.made import log_line, show_made
+from skerry.cli.imagebuild import build
+from skerry.cli.made import show_made
 from skerry.cli.ociimage import AUTHFILE, NO_TLS, collapse, import_oci, push
-from skerry.cli.options import DEFAULT_IMAGE, complete_layer, pair, seconds
+from skerry.cli.options import complete_layer
 from skerry.cli.words import age, size
 from skerry.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from skerry.aio import Client
-    from skerry.cli.buildfile import Build
     from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
-
-SUITES = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
 
 
 @click.group(cls=SkerryGroup)
@@ -35,137 +32,9 @@ def image() -> None:
     """
 
 
+image.add_command(build)
 image.add_command(push)
 image.add_command(collapse)
-
-
-def suite_of(name: str) -> str | None:
-    """Returns the suite that a name like base/debian:12 or debian:bookworm stands for, or None."""
-    from skerry.spec.layers import LayerKind, parse_layer_name
-
-    parsed = parse_layer_name(name, LayerKind.BASE)
-    if parsed.kind is not LayerKind.BASE or parsed.name != "debian":
-        return None
-    if parsed.tag in SUITES.values():
-        return parsed.tag
-    return SUITES.get(parsed.tag)
-
-
-@image.command()
-@click.argument("name", required=False)
-@click.option(
-    "--suite", metavar="SUITE", help="Base from this Debian suite (bookworm, trixie, ...)."
-)
-@click.option("--package", "packages", multiple=True, metavar="NAME", help="With --suite: add it.")
-@click.option("--refresh", is_flag=True, help="With --suite: fetch again what is in the cache.")
-@click.option("--from", "base", metavar="IMAGE", help="Run the steps on this base.")
-@click.option("--layer", "layers", multiple=True, metavar="NAME", help="Layer on that base.")
-@click.option(
-    "--context",
-    type=click.Path(exists=True, file_okay=False),
-    help="Directory put at /build for the steps; not part of the layer.",
-)
-@click.option("--step", "steps", multiple=True, metavar="LINE", help="Shell line; repeatable.")
-@click.option("-e", "--env", type=pair, multiple=True, metavar="NAME=VALUE", help="For the steps.")
-@click.option("--memory", default="2GiB", show_default=True, metavar="SIZE", help="For the steps.")
-@click.option(
-    "--timeout",
-    type=seconds,
-    default="30m",
-    show_default=True,
-    metavar="TIME",
-    help="Of each step.",
-)
-@click.option("-f", "--file", "path", metavar="FILE", help="Build file [skerry.toml].")
-@click.pass_obj
-def build(
-    app: App,
-    /,
-    *,
-    name: str | None,
-    suite: str | None,
-    packages: tuple[str, ...],
-    refresh: bool,
-    path: str | None,
-    **options: Any,
-) -> None:
-    """Build a layer: a base from a Debian suite, or what shell steps change in a sandbox.
-
-    \b
-    skerry image build base/debian:12
-    skerry image build base/tools:1 --suite bookworm --package gcc
-    skerry image build workspace/x --from debian:12 --context ./x --step 'pip install .'
-    skerry image build                 all layers of ./skerry.toml, in its order
-    """  # noqa: D301 - \b tells click to keep the lines
-    from skerry.cli.buildfile import Build, read
-
-    steps = options.pop("steps")
-    if steps or options["base"]:
-        if name is None or suite or packages or path:
-            raise InvalidRequest(
-                "--from and --step make the one layer NAME: give a name, no --suite"
-            )
-        options["base"] = options["base"] or DEFAULT_IMAGE
-        options["env"] = dict(options["env"])
-        _build_steps(app, [Build(name=name, steps=steps, **options)])
-        return
-    known = suite or (suite_of(name) if name and path is None else None)
-    if known is not None and name is not None:
-
-        async def debian() -> LayerManifest:
-            async with app.client() as client:
-                return await build_debian(app, client, name, known, packages, refresh=refresh)
-
-        show_made(app, app.wait_for(debian))
-        return
-    if path is None and not os.path.exists("skerry.toml"):
-        raise InvalidRequest(
-            f"there is nothing to build {name or 'a layer'} from",
-            hint="give --suite, or --from and --step, or write a skerry.toml",
-        )
-    _build_steps(app, read(path or "skerry.toml", name))
-
-
-async def build_debian(
-    app: App,
-    client: Client,
-    name: str,
-    suite: str,
-    packages: tuple[str, ...] = (),
-    *,
-    refresh: bool = False,
-) -> LayerManifest:
-    """Builds a base from a suite, with its progress on stderr."""
-    app.note(f"building {name} from Debian {suite}; the first time takes a minute or two")
-    started = time.monotonic()
-    made = await client.images.debian(
-        name, suite, packages, refresh=refresh, on_log=lambda line: log_line(app, line)
-    )
-    app.note(f"built {made.name} in {time.monotonic() - started:.0f} s")
-    return made
-
-
-def _build_steps(app: App, builds: list[Build]) -> None:
-    async def work() -> None:
-        async with app.client() as client:
-            for item in builds:
-                app.note(f"building {item.name}")
-                made = await client.images.build(
-                    item.name,
-                    image=item.base,
-                    layers=item.layers,
-                    context=item.context,
-                    steps=item.steps,
-                    workdir=item.workdir,
-                    env=item.env,
-                    keep_context=item.keep_context,
-                    memory=item.memory,
-                    timeout=item.timeout,
-                    on_log=lambda line: log_line(app, line),
-                )
-                show_made(app, made)
-
-    app.wait_for(work)
 
 
 @image.command("import")

@@ -27,6 +27,8 @@ from skerry.images.records import Round
 from skerry.images.store import LayerStore
 from skerry.spec.layers import Collected, CollectReport
 
+# Layers of single steps of recipes, which builds would make again.
+BUILD_CACHE_KEPT_S = 14 * 86_400.0
 TORN_AFTER_S = 3600.0  # an upload that nobody has written to for that long is broken off
 RESERVE_BYTES = 256 << 10
 ROUND_MAX_WHEN_FULL = 1000  # digests that the reserve has room for
@@ -199,7 +201,7 @@ class Collector:
             return {digest for digest in threads.map(remove, ordered) if digest is not None}
 
     def _tidy(self, now: float) -> None:
-        """Removes rounds that are void, and leases that ran out: nobody renews those again."""
+        """Removes rounds that are void, leases that ran out, and names of old steps of recipes."""
         for key, found in list(self._objects.list(keys.ROUNDS)):
             if now - found.modified > self._timing.void_s:
                 self._objects.delete(key)
@@ -207,6 +209,9 @@ class Collector:
         for key, lease in list(read_leases(self._objects)):
             over = lease.ttl_s + self._timing.margin_s + self._timing.lag_s
             if now - times.get(key, now) > over:
+                self._objects.delete(key)
+        for key, found in list(self._objects.list(keys.TAGS)):
+            if key.startswith(keys.BUILD_CACHE) and now - found.modified > BUILD_CACHE_KEPT_S:
                 self._objects.delete(key)
 
 

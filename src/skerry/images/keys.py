@@ -24,12 +24,16 @@ import hashlib
 from typing import Final
 
 from skerry.images.objects.api import PART_BYTES_MAX, check_key
-from skerry.spec.layers import LayerName
+from skerry.spec.layers import LayerKind, LayerName
+from skerry.spec.recipe import BUILD_CACHE_NAME
 
 VERSION: Final = "version"
 BLOBS: Final = "blobs/sha256/"
 MANIFESTS: Final = "manifests/"
 TAGS: Final = "tags/"
+BUILD_CACHE: Final = (
+    f"{TAGS}{LayerKind.WORKSPACE}/{BUILD_CACHE_NAME}!"  # of what lies below that name
+)
 PINS: Final = "pins/"
 LEASES: Final = "leases/"
 ROUNDS: Final = "gc/rounds/"

@@ -19,6 +19,7 @@ from skerry.images.pair import BuiltLayer, build_layer
 from skerry.images.scratch import Spool, storage_errors
 from skerry.images.store import LayerStore
 from skerry.spec.layers import ImageConfig, LayerManifest, LayerName
+from skerry.spec.residue import Scrubbed
 
 
 class Made(NamedTuple):
@@ -32,6 +33,7 @@ class Made(NamedTuple):
     notes: Notes
     config: ImageConfig | None = None
     lower: Sequence[Tree] = ()  # lowest first
+    scrubbed: tuple[Scrubbed, ...] = ()
 
 
 class Publisher:
@@ -85,6 +87,7 @@ class Publisher:
             recipe=made.recipe | ({"notes": "\n".join(notes)} if notes else {}),
             config=made.config,
             parts=tuple(parts),
+            scrubbed=made.scrubbed,
         )
         self._put(manifest, built)
         size = manifest.total_bytes >> 20

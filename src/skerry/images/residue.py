@@ -11,7 +11,9 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from skerry.images.entry import show
+from skerry.images.entry import Node, Tree, show
+from skerry.images.scratch import Spool
+from skerry.spec.files import FileType
 from skerry.spec.residue import PATHS_MAX, Scrubbed
 
 CONTENT_BYTES_MAX = 256 << 10  # of a file that is looked into
@@ -36,7 +38,8 @@ _PATHS: dict[str, re.Pattern[bytes]] = {
         _HOME + rb"/\.(?:npm/_(?:cacache|logs|npx)|yarn/cache|pnpm-store|gradle/caches)/.+",
         _HOME + rb"/\.(?:cargo/(?:registry/cache|git/db)|bundle/cache|m2/repository)/.+",
         _HOME + rb"/go/pkg/mod/cache/.+",
-        rb"(?:.+/)?(?:__pycache__|\.pytest_cache|\.mypy_cache|\.ruff_cache|\.hypothesis)",
+        # Not what was installed: each sandbox would have to compile that again.
+        rb"(?!(?:.*/)?(?:site|dist)-packages/|usr/(?:local/)?lib/)(?:.+/)?(?:__pycache__|\.pytest_cache|\.mypy_cache|\.ruff_cache|\.hypothesis)",
         rb"(?:.+/)?node_modules/\.cache",
     ),
     "histories": _any(
@@ -159,3 +162,36 @@ class Residue:
             for name in self.rules
             if (count := self._taken.get(name)) is not None
         )
+
+
+def sweep_tree(tree: Tree, spool: Spool, residue: Residue) -> None:
+    """Takes out of a tree what the rules match, each directory with all below it. Deletions stay."""
+    pending = [(b"", tree.root)]
+    while pending:
+        above, directory = pending.pop()
+        children = directory.children or {}
+        for name, node in list(children.items()):
+            path = above + name
+            rule = None if node.type is FileType.CHARACTER else _rule_of(path, node, spool, residue)
+            if rule is not None:
+                del children[name]
+                _take_all(rule, path, node, residue)
+            elif node.children is not None:
+                pending.append((path + b"/", node))
+
+
+def _rule_of(path: bytes, node: Node, spool: Spool, residue: Residue) -> str | None:
+    held = node.content
+    if held is None:
+        return residue.rule_for(path, None, bytes)
+    return residue.rule_for(path, held.size, lambda: b"".join(spool.read(held)))
+
+
+def _take_all(rule: str, path: bytes, node: Node, residue: Residue) -> None:
+    pending = [(path, node)]
+    while pending:
+        at, one = pending.pop()
+        if one.children is None:
+            residue.take(rule, at, one.content.size if one.content else 0)
+        else:
+            pending += [(at + b"/" + name, child) for name, child in one.children.items()]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, Unavailable
 from skerry.network.addresses import never_reachable
 from skerry.network.policy import Policy, Rule
-from skerry.spec.network import canonical_host, check_network, parse_entry
+from skerry.spec.network import Entry, canonical_host, check_network, parse_entry
 from skerry.spec.sandbox import check_env
 
 
@@ -25,6 +26,8 @@ class Service:
 
 # Words that mean what this machine's own package clients are set to, unless the operator says.
 DISCOVERED = ("pypi", "npm", "debian")
+# The word for all that builds of images may reach; what it stands for is the operator's choice.
+BUILD = "build"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,7 @@ class NetworkConfig:
     services: dict[str, Service] = field(default_factory=dict)  # beside, or instead of, DISCOVERED
     # Names that are never looked up. Private addresses are allowed here: you wrote them.
     addresses: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    build: tuple[str, ...] = DISCOVERED  # what the word `build` stands for
     private: tuple[str, ...] = ()  # names that may have private addresses, e.g. "*.corp.example"
     port: int = 3128  # of the proxy, on the loopback inside
     connections_max: int = 200  # open at once, a sandbox; more are answered with 503
@@ -50,6 +54,10 @@ class NetworkConfig:
             if any(entry.word is not None for entry in check_network(service.hosts)):
                 raise InvalidRequest(f"network.services.{word}: hosts must be names, not words")
             check_env(service.env)
+        if BUILD in self.services or any(
+            entry.word == BUILD for entry in check_network(self.build)
+        ):
+            raise InvalidRequest("network: what `build` stands for is the list network.build")
         for name, addresses in self.addresses.items():
             if canonical_host(name) != name or not addresses:
                 raise InvalidRequest(f"network.addresses: {name!r} is no name, or has no address")
@@ -97,6 +105,7 @@ class Services:
 
     def __init__(self, config: NetworkConfig, discover: Callable[[str], Service]) -> None:
         self._known = dict(config.services)
+        self._build = config.build
         self._private = Policy(map(_pattern, config.private))
         self._discover = discover
         self._learning = asyncio.Lock()
@@ -107,17 +116,25 @@ class Services:
         Afterwards `policy` and `chosen` know all of them.
         """
         for entry in check_network(entries):
-            if entry.word is not None and entry.word not in self._known:
-                async with self._learning:
-                    if entry.word in DISCOVERED and entry.word not in self._known:
-                        found = await asyncio.to_thread(self._discover, entry.word)
-                        self._known[entry.word] = found
-                self._service(entry.word)
+            if entry.word == BUILD:
+                for one in check_network(self._build):
+                    with contextlib.suppress(Unavailable):  # a machine need not have npm
+                        await self._learn(one)
+            else:
+                await self._learn(entry)
+
+    async def _learn(self, entry: Entry) -> None:
+        if entry.word is None:
+            return
+        async with self._learning:
+            if entry.word in DISCOVERED and entry.word not in self._known:
+                self._known[entry.word] = await asyncio.to_thread(self._discover, entry.word)
+        self._service(entry.word)
 
     def policy(self, entries: tuple[str, ...]) -> Policy:
         """Returns the policy; InvalidRequest for a malformed entry or an unknown word."""
         rules = []
-        for entry in check_network(entries):
+        for entry in self._entries(entries):
             if entry.word is None:
                 rules.append(Rule.of(entry, entry.text))
             else:
@@ -127,7 +144,7 @@ class Services:
 
     def chosen(self, entries: tuple[str, ...]) -> Iterable[Service]:
         """Yields the services that the entries name, in their order."""
-        for entry in check_network(entries):
+        for entry in self._entries(entries):
             if entry.word is not None:
                 yield self._service(entry.word)
 
@@ -135,9 +152,17 @@ class Services:
         """Returns whether the operator lets this name have private addresses."""
         return self._private.allows(host, 0) is not None
 
+    def _entries(self, entries: tuple[str, ...]) -> Iterable[Entry]:
+        """Returns parsed entries, each once, with `build` replaced by what of it is known here."""
+        parsed = check_network(entries)
+        if all(entry.word != BUILD for entry in parsed):
+            return parsed
+        of_build = [one for one in check_network(self._build) if one.word in {None, *self._known}]
+        return dict.fromkeys([one for one in (*parsed, *of_build) if one.word != BUILD])
+
     def _service(self, word: str) -> Service:
         service = self._known.get(word)
         if service is None:
-            known = ", ".join(sorted({*self._known, *DISCOVERED}))
+            known = ", ".join(sorted({*self._known, *DISCOVERED, BUILD}))
             raise InvalidRequest(f"network: {word!r} is no service of this node; known: {known}")
         return service

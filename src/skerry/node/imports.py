@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from skerry.errors import InvalidRequest, StorageFailed, Unavailable
+from skerry.images.oci.images import CollapseWish
 from skerry.images.oci.skopeo import AUTH_BYTES_MAX, Access
 from skerry.node.images import ChunkReader, Images, Log, Reader
 from skerry.spec.layers import LayerManifest
@@ -38,7 +39,13 @@ class Oci(Protocol):
         """Takes layers to a registry; returns the digest of the image there."""
 
     def collapse(
-        self, names: Sequence[str], into: str, *, threshold: int | None, log: Log
+        self,
+        names: Sequence[str],
+        into: str,
+        *,
+        threshold: int | None,
+        wish: CollapseWish,
+        log: Log,
     ) -> LayerManifest:
         """Makes one layer of several."""
 
@@ -97,12 +104,20 @@ class Imports:
         )
 
     async def collapse(
-        self, names: Sequence[str], into: str, *, threshold: int | None, log: Log
+        self,
+        names: Sequence[str],
+        into: str,
+        *,
+        threshold: int | None,
+        wish: CollapseWish,
+        log: Log,
     ) -> LayerManifest:
         """Makes one layer of several."""
         _check_names(names)
         oci, tell = self._working(), _in_loop(log)
-        return await self._run(lambda: oci.collapse(names, into, threshold=threshold, log=tell))
+        return await self._run(
+            lambda: oci.collapse(names, into, threshold=threshold, wish=wish, log=tell)
+        )
 
     def _working(self) -> Oci:
         if self._oci is None:

@@ -11,13 +11,19 @@ from urllib.parse import quote
 import msgspec
 
 from skerry.errors import Bug, InvalidRequest, SandboxFailed
+from skerry.sdk.context import Context
 from skerry.sdk.ocisource import REGISTRY, parse_oci_source, read_auth
+from skerry.sdk.recipe_build import RecipeBuild
+from skerry.sdk.sandbox import AsyncSandbox
 from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.stream import events_of
 from skerry.sdk.transfer import Progress, file_chunks, pack_tree
 from skerry.sdk.transport import Transport
+from skerry.sdk.typed import listed
 from skerry.spec.layers import CollectReport, LayerCheck, LayerKind, LayerManifest, parse_layer_name
 from skerry.spec.limits import parse_bytes
+from skerry.spec.recipe import parse_recipe
+from skerry.spec.residue import DEFAULT
 from skerry.wire.http import DebianBody
 from skerry.wire.registry import CollapseBody, PushBody, RegistryBody
 
@@ -164,14 +170,18 @@ class AsyncImages:
         into: str,
         *,
         threshold: int | str | None = None,
+        scrub: Sequence[str] = (),
         on_log: Log | None = None,
     ) -> LayerManifest:
         """Makes one layer of several that shows the same; deletions stay, but in a base.
 
-        Files beyond `threshold` (3 GiB) make further parts of that layer, each mounted alone.
+        Files beyond `threshold` (3 GiB) make further parts of that layer, each mounted alone. What
+        the rules `scrub` match is left out (`skerry.spec.residue`; not `git`).
         """
         size = None if threshold is None else parse_bytes(threshold, "threshold")
-        body = CollapseBody(layers=tuple(check_names(names)), threshold_bytes=size)
+        body = CollapseBody(
+            layers=tuple(check_names(names)), threshold_bytes=size, scrub=listed("scrub", scrub)
+        )
         return await self._made(f"{_path(into)}/collapse", body, on_log)
 
     async def debian(
@@ -233,6 +243,47 @@ class AsyncImages:
                     raise SandboxFailed(f"building {name}: the step {step!r} failed ({why}){tail}")
             return await sandbox.commit(name, exclude=exclude)
 
+    async def build_recipe(
+        self,
+        name: str,
+        recipe: str,
+        *,
+        context: str | os.PathLike[str] | None = None,
+        args: dict[str, str] | None = None,
+        network: Sequence[str] = ("build",),
+        cpu: float = 2,
+        memory: int | str = "4GiB",
+        timeout: float = 1800.0,  # noqa: ASYNC109 - of each step
+        cache: bool = True,
+        on_log: Log | None = None,
+    ) -> LayerManifest:
+        """Makes a layer by a recipe in the Dockerfile language (`skerry.spec.recipe` says what of it).
+
+        Each RUN and COPY runs in a sandbox, its layer kept in `workspace/build-cache`, and is not run
+        again while nothing before it has changed. The layer holds what all of them changed on FROM,
+        scrubbed as a commit is; as a base/ it holds FROM too. `network` is what steps may reach:
+        by default what the operator lets builds reach. SandboxFailed names the line that failed.
+        """
+        parsed = parse_recipe(recipe, args)
+        place = None if context is None else Context(context)
+
+        async def create(image: str, layers: Sequence[str]) -> AsyncSandbox:
+            return await self._sandboxes.create(
+                image=image, layers=layers, network=network, cpu=cpu, memory=memory, pids=4096
+            )
+
+        log = on_log or _silent
+        steps = RecipeBuild(self, create, log, timeout_s=timeout, use_cache=cache)
+        built = await steps.run(parsed, place)
+        base = parse_layer_name(name, LayerKind.BASE).kind is LayerKind.BASE
+        body = CollapseBody(
+            layers=(built.base, *built.layers) if base else built.layers,
+            scrub=DEFAULT,
+            config=built.config,
+            recipe={"recipe": recipe, "base": built.base},
+        )
+        return await self._made(f"{_path(name)}/collapse", body, on_log)
+
     async def _made(self, path: str, body: msgspec.Struct, on_log: Log | None) -> LayerManifest:
         """Returns what long work makes, its lines told as they come."""
         chunks = self._transport.receive("POST", path, body=body)
@@ -248,6 +299,10 @@ class AsyncImages:
         return await self._transport.send(
             "POST", f"{_path(name)}/import", chunks, LayerManifest, params
         )
+
+
+def _silent(_line: str) -> None:
+    pass
 
 
 def check_names(names: Sequence[str]) -> Sequence[str]:

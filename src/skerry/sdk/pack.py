@@ -10,7 +10,8 @@ import contextlib
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from skerry.sdk import holes
 
@@ -18,7 +19,12 @@ CHUNK = 1 << 20
 LINKS_MAX = 1 << 16  # files of several names that are remembered; later ones go as copies
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+Keep = Callable[[str], tuple[bool, bool]]
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+
+
+def _all(_path: str) -> tuple[bool, bool]:
+    return True, True
 
 
 def pack(root: int, prefix: str, notes: list[str]) -> Iterator[bytes]:
@@ -27,14 +33,13 @@ def pack(root: int, prefix: str, notes: list[str]) -> Iterator[bytes]:
     Members belong to root: ids of this host mean nothing elsewhere. FIFOs, sockets and devices are
     left out with a note. Raises OSError for what cannot be read.
     """
-    packer = _Packer(notes)
+    packer = Packer(notes)
     place = ""
     for part in prefix.strip("/").split("/") if prefix.strip("/") else ():
         place = f"{place}{part}/"
         packer.add(tarfile.TarInfo(place), tarfile.DIRTYPE, 0o755)
     yield from packer.below(root, place)
-    packer.buffer += bytes(2 * tarfile.BLOCKSIZE)
-    yield bytes(packer.buffer)
+    yield packer.end()
 
 
 def changed(before: os.stat_result, now: os.stat_result) -> bool:
@@ -42,17 +47,36 @@ def changed(before: os.stat_result, now: os.stat_result) -> bool:
     return (now.st_mtime_ns, now.st_size) != (before.st_mtime_ns, before.st_size)
 
 
-class _Packer:
+class Look(NamedTuple):
+    """What members get instead of their own. Without times, equal trees give equal bytes."""
+
+    uid: int = 0
+    gid: int = 0
+    mode: int | None = None
+    times: bool = True
+
+
+class Packer:
     """Headers and small contents gather in `buffer`; large contents pass as they are."""
 
-    def __init__(self, notes: list[str]) -> None:
+    def __init__(self, notes: list[str], look: Look | None = None) -> None:
         self.buffer = bytearray()
         self._notes = notes
+        self._look = look or Look()
         self._links: dict[tuple[int, int], str] = {}
+
+    def end(self) -> bytes:
+        """Returns what is left, and the end of the archive."""
+        self.buffer += bytes(2 * tarfile.BLOCKSIZE)
+        return self._flush()
 
     def add(self, info: tarfile.TarInfo, kind: bytes, mode: int, mtime_ns: int = 0) -> None:
         """Puts a header into the buffer."""
-        info.type, info.mode = kind, mode
+        look = self._look
+        info.type = kind
+        info.mode = mode if look.mode is None or kind == tarfile.SYMTYPE else look.mode
+        info.uid, info.gid = look.uid, look.gid
+        mtime_ns = mtime_ns if look.times else 0
         seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
         if seconds >= 0 and not nanoseconds:
             info.mtime = seconds
@@ -63,8 +87,11 @@ class _Packer:
             info.pax_headers = {**info.pax_headers, "mtime": text}
         self.buffer += info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
-    def below(self, root: int, prefix: str) -> Iterator[bytes]:
-        """Yields members; one directory of each level is open at a time."""
+    def below(self, root: int, prefix: str, keep: Keep = _all) -> Iterator[bytes]:
+        """Yields members; one directory of each level is open at a time.
+
+        `keep` is asked with each path below `root`: whether it goes in, and whether to look into it.
+        """
         stack = [(os.dup(root), prefix, iter(sorted(os.listdir(root))))]
         try:
             while stack:
@@ -75,12 +102,16 @@ class _Packer:
                     continue
                 try:
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    taken, entered = keep((above + name)[len(prefix) :])
                     if stat.S_ISDIR(status.st_mode):
-                        below = os.open(name, _DIRECTORY, dir_fd=fd)
-                        self._add(above + name + "/", tarfile.DIRTYPE, status)
-                        stack.append((below, above + name + "/", iter(sorted(os.listdir(below)))))
-                    else:
-                        yield from self._member(fd, name, above + name, status)
+                        if taken:
+                            self._add(above + name + "/", tarfile.DIRTYPE, status)
+                        if entered:
+                            below = os.open(name, _DIRECTORY, dir_fd=fd)
+                            inside = iter(sorted(os.listdir(below)))
+                            stack.append((below, above + name + "/", inside))
+                    elif taken:
+                        yield from self.member(fd, name, above + name, status)
                 except FileNotFoundError:
                     continue  # gone by now: it was not there
                 if len(self.buffer) >= CHUNK // 4:
@@ -99,7 +130,8 @@ class _Packer:
         info.linkname = link
         self.add(info, kind, stat.S_IMODE(status.st_mode), status.st_mtime_ns)
 
-    def _member(self, fd: int, name: str, path: str, status: os.stat_result) -> Iterator[bytes]:
+    def member(self, fd: int, name: str, path: str, status: os.stat_result) -> Iterator[bytes]:
+        """Yields one file that is no directory, as `path`."""
         if stat.S_ISLNK(status.st_mode):
             self._add(path, tarfile.SYMTYPE, status, os.readlink(name, dir_fd=fd))
         elif not stat.S_ISREG(status.st_mode):

@@ -1239,14 +1239,16 @@ class Images:
         into: str,
         *,
         threshold: int | str | None = None,
+        scrub: Sequence[str] = (),
         on_log: Log | None = None,
     ) -> LayerManifest:
         """Makes one layer of several that shows the same; deletions stay, but in a base.
 
-        Files beyond `threshold` (3 GiB) make further parts of that layer, each mounted alone.
+        Files beyond `threshold` (3 GiB) make further parts of that layer, each mounted alone. What
+        the rules `scrub` match is left out (`skerry.spec.residue`; not `git`).
         """
         return self._portal.call(
-            self._inner.collapse(names, into, threshold=threshold, on_log=on_log)
+            self._inner.collapse(names, into, threshold=threshold, scrub=scrub, on_log=on_log)
         )
 
     def debian(
@@ -1297,6 +1299,42 @@ class Images:
                 keep_context=keep_context,
                 memory=memory,
                 timeout=timeout,
+                on_log=on_log,
+            )
+        )
+
+    def build_recipe(
+        self,
+        name: str,
+        recipe: str,
+        *,
+        context: str | os.PathLike[str] | None = None,
+        args: dict[str, str] | None = None,
+        network: Sequence[str] = ("build",),
+        cpu: float = 2,
+        memory: int | str = "4GiB",
+        timeout: float = 1800.0,
+        cache: bool = True,
+        on_log: Log | None = None,
+    ) -> LayerManifest:
+        """Makes a layer by a recipe in the Dockerfile language (`skerry.spec.recipe` says what of it).
+
+        Each RUN and COPY runs in a sandbox, its layer kept in `workspace/build-cache`, and is not run
+        again while nothing before it has changed. The layer holds what all of them changed on FROM,
+        scrubbed as a commit is; as a base/ it holds FROM too. `network` is what steps may reach:
+        by default what the operator lets builds reach. SandboxFailed names the line that failed.
+        """
+        return self._portal.call(
+            self._inner.build_recipe(
+                name,
+                recipe,
+                context=context,
+                args=args,
+                network=network,
+                cpu=cpu,
+                memory=memory,
+                timeout=timeout,
+                cache=cache,
                 on_log=on_log,
             )
         )

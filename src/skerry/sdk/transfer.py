@@ -54,7 +54,7 @@ class Counter:
             self._progress(size)
 
 
-async def _in_thread(make: Callable[[], Iterator[bytes]]) -> AsyncGenerator[bytes]:
+async def in_thread(make: Callable[[], Iterator[bytes]]) -> AsyncGenerator[bytes]:
     """Yields what a blocking iterator yields; the next piece is made while this one is sent."""
     iterator: Iterator[bytes] | None = None
 
@@ -99,7 +99,7 @@ async def pack_tree(
         finally:
             os.close(root)
 
-    async for piece in _in_thread(pieces):
+    async for piece in in_thread(pieces):
         if progress:
             progress(len(piece))
         yield piece
@@ -137,7 +137,7 @@ async def file_chunks(
         finally:
             os.close(fd)
 
-    async for piece in _in_thread(pieces):
+    async for piece in in_thread(pieces):
         if progress:
             progress(len(piece))
         yield piece

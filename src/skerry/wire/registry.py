@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from skerry.spec.layers import ImageConfig
+
 
 class RegistryBody(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
@@ -30,7 +32,14 @@ class PushBody(
 class CollapseBody(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Makes one layer of several, which show the same together."""
+    """Makes one layer of several, which show the same together.
+
+    `scrub` names rules of skerry.spec.residue, all but git; what they match is left out. `config`
+    is what the layer says of itself; None: what the layers say together. `recipe` is kept.
+    """
 
     layers: tuple[str, ...]
     threshold_bytes: int | None = None  # of files in a part; None: 3 GiB
+    scrub: tuple[str, ...] = ()
+    config: ImageConfig | None = None
+    recipe: dict[str, str] = {}

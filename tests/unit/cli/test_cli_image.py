@@ -10,7 +10,7 @@ import pytest
 from fake_client import FakeClient, invoke, manifest
 
 from skerry.cli.buildfile import read
-from skerry.cli.image import suite_of
+from skerry.cli.imagebuild import suite_of
 from skerry.errors import InvalidRequest, NotFound
 from skerry.spec.layers import Damage
 

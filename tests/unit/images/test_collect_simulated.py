@@ -11,7 +11,7 @@ from store_world import Killed, Process, World
 
 from skerry.errors import SkerryError
 from skerry.images import keys
-from skerry.images.collect import Collector
+from skerry.images.collect import BUILD_CACHE_KEPT_S, Collector
 from skerry.images.leases import Leases, Timing
 from skerry.images.store import LayerStore
 from skerry.spec.layers import LayerManifest, parse_layer_name
@@ -203,6 +203,33 @@ def test_nothing_needed_is_lost_and_nothing_else_stays(seed: int, lag_s: float) 
     assert [key for key in left if key.startswith((keys.BLOBS, keys.MANIFESTS, keys.TAGS))] == []
     assert [key for key in left if key.startswith(keys.LEASES)] == []
     assert len([key for key in left if key.startswith(keys.ROUNDS)]) <= 1  # the last one's
+
+
+def test_old_steps_of_recipes_lose_their_names_and_others_keep_theirs() -> None:
+    world = World(1, 0.0, 0.0, 0.0)
+    left: list[str] = []
+
+    def act() -> None:
+        process = Process(world, "one")
+        store = opened(process, "one", ttl_s=900.0)
+        step = "workspace/build-cache/"
+        for number, name in enumerate((f"{step}old", "workspace/old", f"{step}new")):
+            if name.endswith("new"):
+                process.sleep(BUILD_CACHE_KEPT_S)
+            digest, data = digests(number)
+            manifest = LayerManifest(name, digest, 4, "", "import", data_digest=data, version=2)
+            with store.adding(*manifest.blobs()):
+                store.put("data", data)
+                store.put("list", data, ".chunks")
+                store.put("blob", digest)
+                store.publish(manifest)
+        process.sleep(LONG_S)
+        Collector(store, now=process.clock, sleep=process.sleep, deletes_at_once=1).collect()
+        left.extend(manifest.name for manifest in store.catalogue())
+
+    world.run([act])
+    assert world.wrong == []
+    assert left == ["workspace/build-cache/new", "workspace/old"]
 
 
 def test_a_collector_that_stalls_beyond_the_margin_is_noticed() -> None:

@@ -12,6 +12,7 @@ import pytest
 from node_stand import Stand, sandboxes_of
 
 from skerry.errors import InvalidRequest, RegistryDenied, StorageFailed, Unavailable
+from skerry.images.oci.images import CollapseWish
 from skerry.images.oci.skopeo import Access
 from skerry.node.images import Log, Reader
 from skerry.node.main import running
@@ -54,9 +55,15 @@ class FakeOci:
         return "sha256:" + "e" * 64
 
     def collapse(
-        self, names: Sequence[str], into: str, *, threshold: int | None, log: Log
+        self,
+        names: Sequence[str],
+        into: str,
+        *,
+        threshold: int | None,
+        wish: CollapseWish,
+        log: Log,
     ) -> LayerManifest:
-        self.asked.append(("collapse", tuple(names), into, threshold))
+        self.asked.append(("collapse", tuple(names), into, threshold, wish.scrub))
         log("reading")
         return self.library.add("base/all:1")
 
@@ -158,12 +165,14 @@ async def test_push_and_collapse_say_what_came_of_them(stand: Stand) -> None:
             ["debian:12", "toolkit/t"], "docker://host/x:1", on_log=said.append
         )
         assert digest == "sha256:" + "e" * 64
-        made = await images.collapse(["debian:12"], "all:1", threshold="1GiB", on_log=said.append)
+        made = await images.collapse(
+            ["debian:12"], "all:1", threshold="1GiB", scrub=["logs"], on_log=said.append
+        )
         assert made.name == "base/all:1"
     assert said == ["copying", "reading"]
     push, collapse = client.oci.asked
     assert push[1] == ("base/debian:12", "toolkit/t")
-    assert collapse == ("collapse", ("debian:12",), "base/all:1", 1 << 30)
+    assert collapse == ("collapse", ("debian:12",), "base/all:1", 1 << 30, ("logs",))
 
 
 async def test_wrong_arguments_are_refused_before_anything_starts(stand: Stand) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from skerry.errors import ImageBroken, InvalidRequest
@@ -27,10 +27,12 @@ from skerry.images.oci.skopeo import Access, Skopeo, SkopeoLimits
 from skerry.images.oci.write import LayoutWriter
 from skerry.images.opened import read_layer
 from skerry.images.publish import Made
+from skerry.images.residue import Residue, sweep_tree
 from skerry.images.scratch import Spool
 from skerry.images.tarimport import ImportLimits
 from skerry.images.tarread import Readable
 from skerry.spec.layers import ImageConfig, LayerKind, LayerManifest, LayerName, composed_config
+from skerry.spec.residue import check_rules
 
 CACHE_BYTES = 10 << 30
 THRESHOLD_MIN, THRESHOLD_MAX = 1 << 20, 64 << 30
@@ -47,6 +49,19 @@ class _Wanted(NamedTuple):
     platform: Platform
     threshold: int
     log: Log
+
+
+class CollapseWish(NamedTuple):
+    """What a collapse leaves out, and what the layer says of itself."""
+
+    scrub: tuple[str, ...] = ()  # rules of skerry.spec.residue
+    config: ImageConfig | None = None  # None: what the layers say together
+    recipe: Mapping[str, str] = {}
+
+    @property
+    def creator(self) -> str:
+        """What the manifest names as its maker."""
+        return "build" if self.recipe else "collapse"
 
 
 class OciImages:
@@ -134,6 +149,7 @@ class OciImages:
         into: str,
         *,
         threshold: int | None = None,
+        wish: CollapseWish | None = None,
         log: Log = _silent,
     ) -> LayerManifest:
         """Makes one layer that shows what several show together, in fewer parts.
@@ -141,6 +157,7 @@ class OciImages:
         Whiteouts stay, but in a base. Raises InvalidRequest unless `into` is a base just when one
         of the layers is.
         """
+        wish = wish or CollapseWish()
         target = new_name(into)
         threshold = check_threshold(COLLAPSE_BYTES if threshold is None else threshold)
         manifests = self._find(names)
@@ -156,9 +173,20 @@ class OciImages:
                 if collapsed.files() > self._limits.entries_max:
                     raise ImageBroken("the layers hold too many files together", limit="entries")
                 log(f"read {layer.name}: {layer.files} files")
-            config = composed_config(manifests)
+            residue = Residue(_rules(wish.scrub))
+            for tree in collapsed.trees:
+                sweep_tree(tree, spool, residue)
+            config = wish.config or composed_config(manifests)
             recipe = {"layers": " ".join(f"{one.name}@{one.digest}" for one in manifests)}
-            made = Made(target, "collapse", recipe, Tree(), spool, Notes())
+            made = Made(
+                target,
+                wish.creator,
+                recipe | dict(wish.recipe),
+                Tree(),
+                spool,
+                Notes(),
+                scrubbed=residue.report(),
+            )
             return self._library.publish(_finished(made, collapsed, config), scratch, log)
 
     # --- inner parts ---
@@ -220,6 +248,12 @@ def check_threshold(threshold: int) -> int:
 
 def _layers(manifests: Sequence[LayerManifest]) -> list[LayerManifest]:
     return [layer for manifest in manifests for layer in manifest.layers()]
+
+
+def _rules(names: tuple[str, ...]) -> tuple[str, ...]:
+    if "git" in names:
+        raise InvalidRequest("scrub: the rule git is for commits: it looks into repositories")
+    return check_rules(names)
 
 
 def _wanted(name: str, platform: str | None, threshold: int, log: Log) -> _Wanted:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from skerry.errors import InvalidRequest, SkerryError
+from skerry.images.oci.images import CollapseWish
 from skerry.node.images import LOG_LINES_MAX, Log
 from skerry.node.node import Node
 from skerry.node.server.bodies import COLLAPSE, DEBIAN, PUSH, REGISTRY
@@ -16,6 +17,7 @@ from skerry.spec.layers import LayerKind, parse_layer_name
 from skerry.wire.http import STREAM, ErrorBody, StreamEvent
 
 PACKAGES_MAX = 2000
+RECIPE_CHARACTERS_MAX = 1 << 20
 
 
 async def list_all(node: Node, exchange: Exchange) -> None:
@@ -140,10 +142,14 @@ async def collapse(node: Node, exchange: Exchange) -> None:
     exchange.allow()
     name = _name(exchange)
     body = await exchange.body(COLLAPSE)
+    if sum(len(key) + len(text) for key, text in body.recipe.items()) > RECIPE_CHARACTERS_MAX:
+        raise InvalidRequest(f"recipe: more than {RECIPE_CHARACTERS_MAX} characters")
 
     async def work(log: Log) -> StreamEvent:
-        threshold = body.threshold_bytes
-        made = await node.imports.collapse(body.layers, name, threshold=threshold, log=log)
+        wish = CollapseWish(body.scrub, body.config, body.recipe)
+        made = await node.imports.collapse(
+            body.layers, name, threshold=body.threshold_bytes, wish=wish, log=log
+        )
         return StreamEvent(manifest=made)
 
     await _stream(exchange, work)
