@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from skerry.errors import ImageBroken
+from skerry.errors import LayerDamaged
 from skerry.spec.layers import LayerManifest
 
 ROUND_BYTES_MAX = 64 << 20
@@ -66,9 +66,9 @@ class Round(msgspec.Struct, frozen=True):
 
 
 def decode(data: bytes, kind: type[_T], where: str) -> _T:
-    """Returns the record; raises ImageBroken if it is damaged or of a version not known."""
+    """Returns the record; raises LayerDamaged if it is damaged or of a version not known."""
     try:
         record = msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        raise ImageBroken(f"{where} is damaged: {error}") from error
+        raise LayerDamaged(f"{where} is damaged: {error}") from error
     return record

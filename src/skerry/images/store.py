@@ -222,7 +222,7 @@ class LayerStore:
         self._put(keys.manifest(name, manifest.digest), manifest)
 
     def manifest(self, name: LayerName, digest: str) -> LayerManifest | None:
-        """Returns the manifest of that name and digest; raises ImageBroken if it is damaged."""
+        """Returns the manifest of that name and digest; raises LayerDamaged if it is damaged."""
         return self._get(keys.manifest(name, digest), LayerManifest)
 
     def manifests(self, digest: str | None = None) -> Iterator[LayerManifest]:

@@ -8,6 +8,7 @@ judges its report. Neither raises for what a policy did; both raise platform err
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -107,15 +108,18 @@ async def grade(
         return submission.verdict
     task = environment.task
     seconds = task.tests.timeout_s + 2 * RUNNER_MARGIN_S
-    async with sandbox_of(
-        client,
-        task,
-        image=environment.image,
-        layers=environment.verify_layers,
-        seconds=seconds,
-        labels=labels,
-    ) as sandbox:
+    async with contextlib.AsyncExitStack() as stack:
         try:
+            sandbox = await stack.enter_async_context(
+                sandbox_of(
+                    client,
+                    task,
+                    image=environment.image,
+                    layers=environment.verify_layers,
+                    seconds=seconds,
+                    labels=labels,
+                )
+            )
             await _check_digests(sandbox, environment)
             problem = await _apply(sandbox, environment, submission)
         except SandboxError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.errors import ImageBroken, NotFound, StorageFailed
+from skerry.errors import LayerDamaged, NotFound, StorageFailed
 from skerry.images.scratch import scratch_directory, sweep
 from skerry.images.store import DirectoryStore
 from skerry.spec.layers import LayerManifest, parse_layer_name
@@ -125,11 +125,11 @@ def test_store_of_another_version_is_refused(store: DirectoryStore) -> None:
         DirectoryStore(store.root)
 
 
-def test_damaged_manifest_is_image_broken(store: DirectoryStore) -> None:
+def test_damaged_manifest_is_the_platforms_fault(store: DirectoryStore) -> None:
     store.put_manifest(manifest("base/x:1", A))
     [path] = [path for path in Path(store.root, "manifests").rglob("*") if path.is_file()]
     path.write_text("{")
-    with pytest.raises(ImageBroken, match="damaged"):
+    with pytest.raises(LayerDamaged, match="damaged"):
         store.manifest(parse_layer_name("base/x:1"), A)
 
 

@@ -28,7 +28,7 @@ from skerry.node.node import Node
 from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.transport import Transport
 from skerry.spec.files import Change, ChangeKind
-from skerry.spec.layers import LayerFile, LayerManifest, RootfsPlan, parse_layer_name
+from skerry.spec.layers import LayerFile, LayerManifest, MountMode, RootfsPlan, parse_layer_name
 from skerry.testing.fake import FakeBackend, FakeWorld
 
 _count = itertools.count()
@@ -81,6 +81,7 @@ class FakeLibrary:
         self.imported: dict[str, bytes] = {}
         self.resolved = 0
         self.tidied: list[set[str]] = []
+        self.mode = MountMode.TRUSTED
         self.commits = 0
         self.committed: list[str] = []
         self.packing = threading.Event()  # while it is clear, packing waits
@@ -105,7 +106,10 @@ class FakeLibrary:
         return tuple(self.inspect(name) for name in names)
 
     def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
-        return RootfsPlan(tuple(LayerFile(m.digest[7:39], m.digest, "/blob") for m in manifests))
+        layers = [layer for manifest in manifests for layer in manifest.layers()]
+        return RootfsPlan(
+            tuple(LayerFile(m.digest[7:39], m.digest, "/blob", mode=self.mode) for m in layers)
+        )
 
     def tidy(self, in_use: Collection[str] = ()) -> None:
         self.tidied.append(set(in_use))

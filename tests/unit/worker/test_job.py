@@ -24,6 +24,7 @@ from skerry.errors import (
     Bug,
     Conflict,
     FileRefused,
+    ImageBroken,
     InvalidRequest,
     LayerDamaged,
     OutcomeUnknown,
@@ -126,12 +127,15 @@ async def test_a_platform_fault_is_never_a_reward(
 
 
 @pytest.mark.parametrize("role", ["agent", "verify"])
-async def test_a_sandbox_of_a_damaged_layer_is_never_a_reward(
-    client: FakeClient, tmp_path: Path, role: str
+@pytest.mark.parametrize(
+    "error", [LayerDamaged("chunk 3"), ImageBroken("its manifest"), SandboxFailed("no agent")]
+)
+async def test_a_sandbox_that_cannot_be_made_is_never_a_reward(
+    client: FakeClient, tmp_path: Path, role: str, error: SkerryError
 ) -> None:
     def refuse(made: str) -> None:
         if made == role:
-            raise LayerDamaged("chunk 3 is not what its digest says")
+            raise error
 
     client.on_create = refuse
     record = await one(client, tmp_path)
