@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+import re
+import socket
 import tarfile
 from pathlib import Path
 
@@ -48,6 +50,17 @@ def node_options(objects: S3Objects) -> str:
     words = [f'{name} = "{value}"' for name, value in table.items()]
     words += [f"timeout_s = {given.timeout_s}", f"patience_s = {given.patience_s}"]
     return "\n".join([f'store = "{objects.where}"', "collect_every_s = 0", "[s3]", *words])
+
+
+def counted(node: LiveNode, name: str) -> float:
+    """One value of the node's metrics."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(node.url.removeprefix("unix://"))
+        client.sendall(b"GET /v1/metrics HTTP/1.0\r\n\r\n")
+        page = b"".join(iter(lambda: client.recv(65_536), b"")).decode()
+    found = re.search(rf"^skerry_{name} ([0-9.e+]+)$", page, re.MULTILINE)
+    assert found, page
+    return float(found[1])
 
 
 @pytest.fixture
@@ -154,6 +167,8 @@ async def test_store_that_is_away_is_the_platforms_fault_and_comes_back(
         assert caught.value.retryable
         s3_link.come_back()
         assert len(await client.images.list()) == 1
+    assert counted(node, "store_failures_total") >= 1
+    assert counted(node, "store_repeats_total") >= 3
 
 
 async def test_node_starts_and_ends_while_its_store_is_away(objects: S3Objects, s3_link) -> None:

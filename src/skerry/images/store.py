@@ -83,6 +83,15 @@ class LayerStore:
         if isinstance(self._objects, Patient):
             self._objects.hurry()
 
+    def counts(self) -> dict[str, int]:
+        """Returns what there is to count of a store that is reached over a network."""
+        if not isinstance(self._objects, Patient):
+            return {}
+        return {
+            "store_repeats_total": self._objects.repeats,
+            "store_failures_total": self._objects.failures,
+        }
+
     def _check_version(self) -> None:
         objects = self._objects
         found = objects.get(keys.VERSION, 64)

@@ -150,6 +150,7 @@ def _keeper(
         # Not at once: until then the lease names what was in use a moment ago.
         collect_after_s=leases.timing.linger_s + 5.0 if leases else 0.0,
         hurry=kept.store.hurry if kept else None,
+        counts=kept.store.counts if kept else dict,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -66,8 +66,10 @@ class Keeper:
         collect_every_s: float,
         collect_after_s: float = 0.0,
         hurry: Callable[[], None] | None = None,
+        counts: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`hurry` makes blocking calls end soon, for a store that does not answer."""
+        """`hurry` makes calls to a store that does not answer end soon; `counts` is what it counts."""
+        self._counts = counts
         self._leases, self._sweeper, self._live, self._clock = leases, sweeper, live, clock
         self._every_s, self._after_s = collect_every_s, collect_after_s
         self._hurry = hurry
@@ -76,6 +78,14 @@ class Keeper:
         self._turn = asyncio.Lock()
         self.collections = 0
         self.freed_bytes = 0
+
+    def gauges(self) -> dict[str, float]:
+        """Returns plain counts by name."""
+        return {
+            "store_collections_total": self.collections,
+            "store_freed_bytes_total": self.freed_bytes,
+            **self._counts(),
+        }
 
     async def recall(self) -> None:
         """Before anything is recovered: what earlier processes used stays until it is known.

@@ -82,8 +82,7 @@ class Node:
             "idle_reclaim_bytes_total": self.idle.given_bytes,
             "idle_reclaim_refaults_total": self.idle.policy.refaults,
             "tasks": len(self.tasks),
-            "store_collections_total": self.keeper.collections,
-            "store_freed_bytes_total": self.keeper.freed_bytes,
+            **self.keeper.gauges(),
         }
 
     def check_invariants(self) -> None:

@@ -85,7 +85,15 @@ class Objects(Protocol):
 
 @runtime_checkable
 class Patient(Protocol):
-    """A store that waits for a network, and can be told not to."""
+    """A store that waits for a network, counts how often, and can be told not to."""
+
+    @property
+    def repeats(self) -> int:
+        """How many requests were made again."""
+
+    @property
+    def failures(self) -> int:
+        """How many calls failed all the same."""
 
     def hurry(self) -> None:
         """The process is to end: from now on no call is repeated."""

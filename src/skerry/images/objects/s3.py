@@ -218,6 +218,16 @@ class S3Objects:
                 swept += 1
         return swept
 
+    @property
+    def repeats(self) -> int:
+        """How many requests were made again."""
+        return self.patience.repeats + self._brief_patience.repeats
+
+    @property
+    def failures(self) -> int:
+        """How many calls failed all the same."""
+        return self.patience.failures + self._brief_patience.failures
+
     def hurry(self) -> None:
         """The process is to end: from now on no call is repeated."""
         self.patience.hurry()
