@@ -46,6 +46,7 @@ async def recover(parts: Parts, record: Record) -> ContainerInstance | None:
         return None
     slot = parts.slots.reserve(facts.slot, best_effort=facts.limits.best_effort)
     slot.limits, slot.base = None, facts.base  # whoever has it next writes all limits
+    slot.rest()
     instance = ContainerInstance(parts, facts, slot)
     instance.paused = True  # perhaps: no record says so, and only a thaw makes sure
     parts.instances[instance.id] = instance
