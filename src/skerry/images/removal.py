@@ -83,7 +83,8 @@ class Removal:
         check = Scrub(self.store).check(manifest)
         if check.damage and remove_damaged:
             for damage in check.damage:
-                self.store.delete(damage.digest)
+                if damage.part != "manifest":  # the blob itself is right
+                    self.store.delete(damage.digest)
             check = msgspec.structs.replace(check, removed=True)
         return check
 

@@ -55,17 +55,22 @@ class Scrub:
         return self._found[layer.digest]
 
     def _blobs(self, layer: LayerManifest) -> Iterator[Damage]:
-        metadata: bytes | None = None
+        metadata, named = None, layer.data_digest
         try:
             metadata = self._metadata(layer)
+            named = data_digest_in(io.BytesIO(metadata), layer.digest)
         except (LayerDamaged, NotFound) as error:
             yield Damage(layer.digest, "metadata", error.message)
-        if layer.data_digest is None:
+        if named != layer.data_digest:
+            # The metadata is what the layer's digest names, so the manifest is wrong.
+            text = f"it names the data blob {layer.data_digest}, the layer's metadata {named}"
+            yield Damage(layer.digest, "manifest", text)
+        if named is None:
             return
         try:
-            chunks = self._chunks(layer.data_digest)
+            chunks = self._chunks(named)
         except LayerDamaged as error:
-            yield Damage(layer.data_digest, "chunk list", error.message)
+            yield Damage(named, "chunk list", error.message)
             return
         damage = self._data(chunks)
         if damage is None:
@@ -74,27 +79,22 @@ class Scrub:
         files = _files(metadata, spans) if spans else ()
         yield msgspec.structs.replace(damage, files=files)
 
-    def _metadata(self, layer: LayerManifest) -> bytes | None:
-        """Returns the bytes if they are right, and not too many to keep."""
+    def _metadata(self, layer: LayerManifest) -> bytes:
+        """Returns the bytes, the first part of very many, if all are right."""
         self._forget(layer.digest, "")
         for tries in range(2):
             digest, kept = hashlib.sha256(), bytearray()
             for piece in self._store.pieces(layer.digest):
                 self._bytes += len(piece)
                 digest.update(piece)
-                if layer.data_digest is not None and len(kept) < _METADATA_KEPT_MAX:
+                if len(kept) < _METADATA_KEPT_MAX:
                     kept += piece
             found = f"sha256:{digest.hexdigest()}"
             if found == layer.digest:
-                break
+                return bytes(kept)
             if tries:
-                raise LayerDamaged(f"the store holds other bytes: {found}")
-        if layer.data_digest is None:
-            return None
-        named = data_digest_in(io.BytesIO(kept), layer.digest)
-        if named != layer.data_digest:
-            raise LayerDamaged(f"it belongs to the data blob {named}, not to {layer.data_digest}")
-        return bytes(kept)
+                break
+        raise LayerDamaged(f"the store holds other bytes: {found}")
 
     def _chunks(self, digest: str) -> ChunkList:
         if not self._store.has(digest, LIST):

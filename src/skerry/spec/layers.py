@@ -214,7 +214,7 @@ class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a check found wrong with one blob of a layer."""
 
     digest: str
-    part: str  # metadata, chunk list, data
+    part: str  # metadata, chunk list, data; manifest: it does not belong to the metadata
     problem: str
     chunks: tuple[int, ...] = ()  # damaged ones of a data blob, the first 1,000
     files: tuple[str, ...] = ()  # that have bytes there, the first 100

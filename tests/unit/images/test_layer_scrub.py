@@ -15,7 +15,7 @@ from skerry.images.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.scrub import Scrub
 from skerry.images.store import SUFFIXES, DirectoryStore
-from skerry.spec.layers import LayerManifest
+from skerry.spec.layers import LayerManifest, parse_layer_name
 
 FILES = {f"dir/f{at}": os.urandom(200_000) for at in range(10)}
 
@@ -109,8 +109,14 @@ def test_damaged_metadata_does_not_hide_damaged_data(made) -> None:
 def test_manifest_and_metadata_that_name_other_data_are_told(made) -> None:
     library, manifest = made
     other = msgspec.structs.replace(manifest, data_digest="sha256:" + "0" * 64)
-    damage = Scrub(library.store).check(other).damage
-    assert [one.part for one in damage] == ["metadata", "chunk list"]
+    library.store.put_manifest(other)
+    library.store.set_tag(parse_layer_name("base/a"), other.digest)
+    for remove in (False, True):
+        [damage] = library.verify("base/a", remove_damaged=remove).damage
+        assert (damage.part, damage.digest) == ("manifest", manifest.digest)
+    # The blobs are those of the layer's digest: they stay, and making it again mends the manifest.
+    assert publish(library).data_digest == manifest.data_digest
+    assert library.verify("base/a").damage == ()
 
 
 def test_shared_blobs_are_read_once_by_one_scrub(made) -> None:
