@@ -18,6 +18,7 @@ from skerry.images import debian
 from skerry.images.chunks import Codec
 from skerry.images.diff import changes, tar_entries
 from skerry.images.directory import read_directory
+from skerry.images.entry import Tree
 from skerry.images.erofs import Log, Tools
 from skerry.images.local import LocalLayers
 from skerry.images.notes import Notes
@@ -159,6 +160,7 @@ class ImageLibrary(Removal):
         with self.work() as (scratch, spool):
             notes = Notes()
             tree = read_tar(fileobj, spool, notes, self._import_limits, _progress("reading", log))
+            _refuse_image(tree)
             made = Made(target, creator, dict(recipe or {}), tree, spool, notes)
             return self.publish(made, scratch, log)
 
@@ -329,6 +331,17 @@ def new_name(text: str) -> LayerName:
     if name.digest:
         raise InvalidRequest(f"{text!r}: the digest of a new layer is not chosen")
     return name
+
+
+def _refuse_image(tree: Tree) -> None:
+    """Raises InvalidRequest for what `docker save` and their like write: no files of a root."""
+    layout = tree.find(b"oci-layout") and tree.find(b"index.json")
+    saved = tree.find(b"manifest.json") and tree.find(b"repositories")
+    if layout or saved:
+        raise InvalidRequest(
+            "the archive is an image, not the files of one: import docker-archive:FILE, "
+            "or oci-archive:FILE"
+        )
 
 
 def _how_to_build(name: LayerName) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import IO
 
@@ -19,6 +20,9 @@ from skerry.images.store import LIST, SUFFIXES, LayerStore
 from skerry.images.tarimport import ImportLimits
 from skerry.spec.layers import LayerManifest
 
+_AHEAD = 8  # chunks fetched at once: files lie in the order of their paths, as they are read
+_KEPT = 64  # 16 MiB
+
 
 def read_layer(
     store: LayerStore, layer: LayerManifest, scratch: str, spool: Spool, limits: ImportLimits
@@ -30,7 +34,7 @@ def read_layer(
     """
     with contextlib.ExitStack() as stack:
         image = stack.enter_context(_metadata(store, layer, scratch))
-        data = None if layer.data_digest is None else _data(store, layer)
+        data = None if layer.data_digest is None else _Data(store, layer)
         tree = read_image(image, data, spool, limits)
     tree.root.xattrs.pop(BELOW, None)
     return tree
@@ -67,7 +71,30 @@ def _copy(store: LayerStore, layer: LayerManifest, file: IO[bytes]) -> None:
         )
 
 
-def _data(store: LayerStore, layer: LayerManifest) -> BlobReader:
-    digest = str(layer.data_digest)
-    chunks = fetch_list(store.objects, keys.blob(digest, LIST), digest)
-    return BlobReader(store.objects, keys.blob(digest, SUFFIXES[chunks.codec]), chunks)
+class _Data:
+    """The content of a data blob; what was read last is at hand, since small files share chunks."""
+
+    def __init__(self, store: LayerStore, layer: LayerManifest) -> None:
+        digest = str(layer.data_digest)
+        self._chunks = fetch_list(store.objects, keys.blob(digest, LIST), digest)
+        key = keys.blob(digest, SUFFIXES[self._chunks.codec])
+        self._reader = BlobReader(store.objects, key, self._chunks)
+        self._kept: OrderedDict[int, bytes | memoryview] = OrderedDict()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Returns a range of the content, every chunk of it checked."""
+        chunks = self._chunks.touched(offset, length)
+        if not chunks:
+            return b""
+        begin = offset - self._chunks.span(chunks.start).offset
+        content = b"".join(map(self._chunk, chunks))
+        return content[begin : begin + length]
+
+    def _chunk(self, number: int) -> bytes | memoryview:
+        if number not in self._kept:
+            count = min(_AHEAD, self._chunks.count - number)
+            for at, content in enumerate(self._reader.fetch(number, count), number):
+                self._kept[at] = content
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return self._kept[number]

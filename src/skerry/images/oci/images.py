@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from skerry.errors import ImageBroken, InvalidRequest
@@ -126,7 +127,7 @@ class OciImages:
     ) -> str:
         """Copies layers, composed in their order, to a registry as one image; returns its digest."""
         manifests = self._find(names)
-        with self._cache.place() as place:
+        with self._held(manifests), self._cache.place() as place:
             layout = os.path.join(place, "layout")
             writer = LayoutWriter(layout)
             for layer in _layers(manifests):
@@ -166,7 +167,7 @@ class OciImages:
             raise InvalidRequest(
                 f"{target}: with a base the result is a base, without one it is none"
             )
-        with self._library.work() as (scratch, spool):
+        with self._held(manifests), self._library.work() as (scratch, spool):
             collapsed = Collapse(threshold)
             for layer in _layers(manifests):
                 collapsed.add(read_layer(self._library.store, layer, scratch, spool, self._limits))
@@ -195,6 +196,10 @@ class OciImages:
         if not names:
             raise InvalidRequest("name at least one layer")
         return tuple(self._library.inspect(str(name)) for name in self._library.ordered(names))
+
+    def _held(self, manifests: Sequence[LayerManifest]) -> AbstractContextManager[None]:
+        """Within it the blobs that are read stay, whatever is removed and collected meanwhile."""
+        return self._library.store.adding(*(blob for one in manifests for blob in one.blobs()))
 
     def _read(self, wanted: _Wanted, bundle: Bundle, image: Image, spool: Spool) -> Made:
         notes = Notes()

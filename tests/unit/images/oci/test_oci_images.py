@@ -318,3 +318,27 @@ def test_metadata_read_back_needs_its_data(
     with pytest.raises(ImageBroken, match="data blob"):
         read_image(source, None, spool, ImportLimits())
     source.close()
+
+
+def test_archive_of_an_image_is_not_taken_for_its_files(
+    library: ImageLibrary, layout: Layout, store: DirectoryStore, files_of
+) -> None:
+    with pytest.raises(InvalidRequest, match="docker-archive:FILE"):
+        library.import_tar("base/x", io.BytesIO(layout.tar()))
+    assert files_of(store) == []
+
+
+def test_layers_that_are_read_are_not_collected_meanwhile(
+    oci: OciImages, library: ImageLibrary
+) -> None:
+    layered(library)
+    manifest = library.inspect("b:1")
+
+    def log(line: str) -> None:
+        if line.startswith("read base/b:1"):
+            library.remove("b:1")
+            assert not {one.digest for one in library.collect().removed} & manifest.blobs()
+
+    oci.collapse(["b:1", "workspace/w:1"], "base/x", log=log)
+    removed = {one.digest for one in library.collect().removed}
+    assert manifest.digest in removed
