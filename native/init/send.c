@@ -175,6 +175,14 @@ static bool replies_send(void)
 
 /* --- operations --------------------------------------------------------------------------------- */
 
+/* What is not said is 0. */
+static void build_some(struct builder *b, uint8_t tag, uint64_t value)
+{
+	if (value)
+		build_u64(b, tag, value);
+}
+
+/* Says also what STARTED and the ends of output would have said, if nobody has. */
 static bool done_send(struct op *op)
 {
 	uint8_t bytes[CONTROL_ROOM - FRAME_HEADER];
@@ -189,16 +197,37 @@ static bool done_send(struct op *op)
 	} else {
 		build_u64(&b, T_EXIT_CODE, (uint64_t)WEXITSTATUS(op->wait_status));
 	}
-	build_u64(&b, T_TIMED_OUT, op->timed_out);
-	build_u64(&b, T_NO_OUTPUT, op->no_output);
-	build_u64(&b, T_CANCELLED, op->cancelled);
-	build_u64(&b, T_OOM, op->oom);
+	build_some(&b, T_TIMED_OUT, op->timed_out);
+	build_some(&b, T_NO_OUTPUT, op->no_output);
+	build_some(&b, T_CANCELLED, op->cancelled);
+	build_some(&b, T_OOM, op->oom);
 	build_u64(&b, T_START_NS, op->start_ns);
 	build_u64(&b, T_END_NS, op->end_ns);
-	build_u64(&b, T_CPU_US, op->cpu_us);
-	build_u64(&b, T_STDOUT_TOTAL, op->out[0].ring.end);
-	build_u64(&b, T_STDERR_TOTAL, op->out[1].ring.end);
+	build_some(&b, T_CPU_US, op->cpu_us);
+	build_some(&b, T_STDOUT_TOTAL, op->out[0].ring.end);
+	build_some(&b, T_STDERR_TOTAL, op->out[1].ring.end);
+	build_some(&b, T_PID, op->started ? (uint64_t)op->pid : 0);
 	return send_frame(G_DONE, op->handle << 2, &b);
+}
+
+static bool all_sent(const struct outlet *o)
+{
+	return o->eof && o->sent == o->ring.end;
+}
+
+/* Whether DONE is what is left to say of it: it stands for the ends of the output, too. */
+static bool done_tells(const struct op *op)
+{
+	return op->state == OP_DONE && !op->session;
+}
+
+static bool done_due(const struct op *op)
+{
+	const struct outlet *out = op->out;
+
+	if (op->state != OP_DONE || op->done_sent)
+		return false;
+	return op->session ? out[0].eof_sent && out[1].eof_sent : all_sent(&out[0]) && all_sent(&out[1]);
 }
 
 static bool stdin_control(struct op *op)
@@ -226,7 +255,7 @@ static bool stdin_control(struct op *op)
 
 static bool op_control(struct op *op)
 {
-	if (op->started_due) {
+	if (op->started_due && !done_tells(op)) {
 		if (op->session ? !session_started_send(op)
 				: !send_number(G_STARTED, op->handle << 2, T_PID, (uint64_t)op->pid))
 			return false;
@@ -234,10 +263,11 @@ static bool op_control(struct op *op)
 	}
 	if (!stdin_control(op) || (op->session && !session_control(op)))
 		return false;
-	if (op->state == OP_DONE && !op->done_sent && op->out[0].eof_sent && op->out[1].eof_sent) {
+	if (done_due(op)) {
 		if (!done_send(op))
 			return false;
-		op->done_sent = true;
+		op->done_sent = op->out[0].eof_sent = op->out[1].eof_sent = true;
+		op->started_due = false;
 	}
 	return true;
 }
@@ -261,7 +291,7 @@ static uint64_t stream_end(const struct outlet *o)
 }
 
 /* One turn of a stream; false when there was no room for what it has. */
-static bool stream_send(struct outlet *o, uint32_t stream)
+static bool stream_send(struct outlet *o, uint32_t stream, bool end_too)
 {
 	size_t n = (size_t)(stream_end(o) - o->sent);
 	uint8_t *payload;
@@ -278,7 +308,7 @@ static bool stream_send(struct outlet *o, uint32_t stream)
 		ring_copy(&o->ring, o->sent, payload + 8, n);
 		o->sent += n;
 	}
-	if (o->eof && !o->eof_sent && o->sent == o->ring.end)
+	if (end_too && !o->eof_sent && all_sent(o))
 		o->eof_sent = send_offset(G_EOF, stream, o->ring.end);
 	return true;
 }
@@ -289,17 +319,19 @@ static bool end_waits(const struct op *op, const struct outlet *o)
 	return o->sent == o->ring.end && op->listen_at != NEVER;
 }
 
-static struct outlet *stream_at(uint32_t index, uint32_t *stream)
+static struct outlet *stream_at(uint32_t index, uint32_t *stream, bool *end_too)
 {
 	uint32_t forwards = 2 * ops_high;
 	struct op *op;
 	struct outlet *o;
 
+	*end_too = true;
 	if (index >= forwards)
 		return forward_outlet(index - forwards, stream);
 	op = &ops[index / 2];
 	o = &op->out[index % 2];
 	*stream = op->handle << 2 | (2 + index % 2);
+	*end_too = !done_tells(op);
 	return op->state != OP_FREE && op->attached && !end_waits(op, o) ? o : NULL;
 }
 
@@ -307,15 +339,16 @@ static struct outlet *stream_at(uint32_t index, uint32_t *stream)
 static bool data_send(void)
 {
 	uint32_t count = 2 * ops_high + forward_streams(), stream;
+	bool end_too;
 
 	for (uint32_t i = 0; i < count; i++, turn++) {
 		struct outlet *o;
 
 		turn = turn < count ? turn : 0;
-		o = stream_at(turn, &stream);
-		if (!o || (o->sent == stream_end(o) && (!o->eof || o->eof_sent)))
+		o = stream_at(turn, &stream, &end_too);
+		if (!o || (o->sent == stream_end(o) && (!end_too || !o->eof || o->eof_sent)))
 			continue;
-		if (!stream_send(o, stream))
+		if (!stream_send(o, stream, end_too))
 			return false;
 		if (turn >= 2 * ops_high)
 			forward_settle(turn - 2 * ops_high);

@@ -220,6 +220,10 @@ class RunningOperation:
                 f"DONE with {done.stdout_total} and {done.stderr_total} bytes of output"
                 f" after {out.received} and {err.received}"
             )
+        if done.pid is not None and done.pid != self._pid:
+            if self._pid is not None:
+                raise ProtocolError(f"DONE of pid {done.pid}, STARTED with {self._pid}")
+            self._pid = done.pid
         if self._sink is None:
             self._send_late(guest.Ack())
         else:

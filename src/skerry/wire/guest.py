@@ -297,9 +297,17 @@ class Done(End, frozen=True, kw_only=True):
         *End.END_PARTS,
         number("stdout_total", Tag.STDOUT_TOTAL, optional=True),
         number("stderr_total", Tag.STDERR_TOTAL, optional=True),
+        number("pid", Tag.PID, 1, PID_MAX, optional=True),
     )
     stdout_total: int = 0
     stderr_total: int = 0
+    pid: int | None = None  # what STARTED would have said, or has said
+
+    def check(self) -> None:
+        """Raises ProtocolError also if it both ran and did not."""
+        super().check()
+        if self.pid is not None and self.error_step is not None:
+            raise ProtocolError("DONE with both PID and ERROR_STEP")
 
 
 class Listen(Message, frozen=True):

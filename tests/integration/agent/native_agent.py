@@ -191,7 +191,11 @@ class Client:
         elif kind == STARTED:
             op.started = True
         elif kind == DONE:
-            op.done = {t: v[0] for t, v in unpack(payload).items()}
+            zeros = (TIMED_OUT, NO_OUTPUT, CANCELLED, OOM, CPU_US, STDOUT_TOTAL, STDERR_TOTAL)
+            op.done = dict.fromkeys(zeros, 0) | {t: v[0] for t, v in unpack(payload).items()}
+            op.started = op.started or PID in op.done
+            for channel, name in ((2, STDOUT_TOTAL), (3, STDERR_TOTAL)):
+                op.ended.setdefault(channel, int(op.done[name]))
         elif kind == ERROR:
             op.errors.append({t: v[0] for t, v in unpack(payload).items()})
         elif kind == CREDIT:

@@ -11,6 +11,7 @@ import pytest
 from native_agent import (
     ATTACH,
     CANCELLED,
+    CREDIT,
     DATA,
     EOF,
     ERRNO,
@@ -23,11 +24,13 @@ from native_agent import (
     MORE_BYTES,
     NO_OUTPUT,
     OP_ID,
+    PID,
     PING,
     PONG,
     REAL,
     SIGNO,
     START,
+    STARTED,
     STDERR_TOTAL,
     STDIN_EOF,
     STDIN_TOTAL,
@@ -168,6 +171,56 @@ def test_script_is_a_sealed_file_of_this_command_alone(client: Client) -> None:
 
 
 # --- silence
+
+
+def kinds(client: Client, op: Operation) -> list[int]:
+    """Steps until DONE; returns what came of the operation before it."""
+    seen = []
+    while op.done is None:
+        seen.append(client.step()[0])
+    return seen[:-1]
+
+
+def test_end_of_a_short_command_is_told_by_one_frame(client: Client) -> None:
+    for script, least in (("exit 3", []), ("echo out", [DATA]), ("echo e >&2; echo o", [DATA] * 2)):
+        seen = []
+        for _ in range(50):  # on a busy machine, few are short enough
+            op = client.start("sh", "-c", script)
+            seen.append(kinds(client, op))
+            assert op.done is not None
+            assert op.done[PID] > 1
+            client.wait(op)
+            client.send(PING, 0, pack(TOKEN, b"nothing"))
+            assert client.step()[0] == PONG  # no end of output behind it
+            if seen[-1] == least:
+                break
+        assert seen[-1] == least, seen
+    missing = client.start("no-such-program")
+    assert STARTED not in kinds(client, missing)
+    assert missing.done is not None
+    assert PID not in missing.done
+    client.wait(missing)
+
+
+def test_end_of_a_long_command_repeats_what_was_said(client: Client) -> None:
+    op = client.start("sh", "-c", "exec >&- 2>&-; sleep 0.4")
+    assert sorted(kinds(client, op)) == [EOF, EOF, STARTED]
+    assert op.done is not None
+    assert op.done[PID] > 1
+    client.wait(op)
+
+
+def test_end_that_was_not_acknowledged_is_told_again_as_a_whole(sandbox: Sandbox) -> None:
+    first = sandbox.connect(auto_credit=False)
+    op = first.start("sh", "-c", "echo out; exit 4")
+    assert DATA in kinds(first, op)
+    second = sandbox.connect()
+    again = Operation(op.handle, op.op_id)
+    second.attach(again)
+    assert [kind for kind in kinds(second, again) if kind != CREDIT] == [DATA]
+    assert again.done == op.done
+    second.wait(again)
+    assert bytes(again.out[2]) == b"out\n"
 
 
 def test_silence_beyond_the_limit_ends_the_tree(client: Client) -> None:

@@ -31,6 +31,40 @@ async def test_command_without_output_ends_without_any_credit(connect):
     await agent.expect(guest.Ack, 1 << 2)
 
 
+async def test_done_alone_says_that_it_ran_and_ends_its_output(connect):
+    client, agent = await connect()
+    sink = ListSink(safe=False)
+    running = client.start(operation(), sink)
+    started = running.started
+    await agent.expect(guest.Start)
+    agent.output(1, 0, b"out")
+    agent.done(1, 3, pid=42)
+    outcome = await running.wait()
+    assert (outcome.exit_code, outcome.stdout_total, outcome.stderr_total) == (0, 3, 0)
+    assert await started == 42
+    assert await running.started == 42
+
+
+async def test_done_of_what_was_said_to_have_started_repeats_its_pid(connect):
+    client, agent = await connect()
+    running = client.start(operation(), ListSink())
+    await agent.expect(guest.Start)
+    agent.send(guest.Started(42), 1 << 2)
+    agent.send(guest.Eof(0), 1 << 2 | 2)
+    agent.done(1, pid=42)
+    assert (await running.wait()).exit_code == 0
+    assert await running.started == 42
+
+
+async def test_done_without_pid_says_that_it_never_ran(connect):
+    client, agent = await connect()
+    running = client.start(operation(), ListSink())
+    await agent.expect(guest.Start)
+    agent.done(1, exit_code=None, error_step="exec", errno=2)
+    assert (await running.wait()).error_step == "exec"
+    assert running.started.cancelled()
+
+
 async def test_less_than_the_step_of_output_needs_no_safe_write(connect):
     client, agent = await connect()
     sink = ListSink(safe=False)

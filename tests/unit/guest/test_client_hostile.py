@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from skerry.errors import SandboxFailed, SkerryError, Unavailable
 from skerry.guest.client import GuestClient
 from skerry.wire import guest
+from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import WINDOW, Frame
 
 OUT, ERR, IN, CONTROL = 4 | 2, 4 | 3, 4 | 1, 4
@@ -52,6 +53,12 @@ VIOLATIONS = {
     "STARTED twice": both(send(guest.Started(5), CONTROL), send(guest.Started(5), CONTROL)),
     "STARTED without a process": send(guest.Started(0), CONTROL),
     "STARTED of an unknown operation": send(guest.Started(5), 8),
+    "DONE of another process": both(
+        send(guest.Started(5), CONTROL), send(guest.Done(exit_code=0, pid=6), CONTROL)
+    ),
+    "DONE of what ran and did not": lambda agent: agent.send_raw(
+        0x84, CONTROL, FieldBuilder().u64(20, 5).text(31, "exec").u64(32, 2).payload()
+    ),
     "DONE of an unknown operation": send(guest.Done(exit_code=0), 8),
     "EOF of an unknown operation": send(guest.Eof(0), 8 | 2),
     "a total that is too high": send(guest.Done(exit_code=0, stdout_total=1), CONTROL),
