@@ -66,6 +66,7 @@ async def sandbox_of(
             pids=task.limits.pids,
             disk=task.limits.disk,
             workdir=task.workdir,
+            user="root",  # whatever the image says: who runs the tests sees to their user
             ttl=seconds + TTL_MARGIN_S,
             labels=labels,
         )

@@ -89,6 +89,7 @@ class Sandboxes(Protocol):
         pids: int = ...,
         disk: int | str | None = ...,
         workdir: str = ...,
+        user: str = ...,
         ttl: float | None = ...,
         labels: dict[str, str] | None = ...,
     ) -> Sandbox:

@@ -163,6 +163,7 @@ class FakeClient:
         await asyncio.sleep(0)
         if self.on_create:
             self.on_create(labels["role"])
+        assert options["user"] == "root", "what an image says of a user is not for the verifier"
         spec = SandboxSpec(image=options["image"], layers=options["layers"], labels=labels)
         self.made.append(FakeSandbox(self, len(self.made), spec))
         return self.made[-1]
