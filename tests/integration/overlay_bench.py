@@ -88,7 +88,9 @@ class Bench:
 
     def mount_layer(self, made: LayerManifest) -> tuple[str, str]:
         plain, mapped = self.directory("layer"), self.directory("mapped")
-        mount(self.library.store.path(made.digest), plain, "erofs", "", flags=1)
+        data = made.data_digest
+        options = f"device={self.library.store.path(data)}" if data else ""
+        mount(self.library.store.path(made.digest), plain, "erofs", options, flags=1)
         idmapped(plain, mapped, self.namespace)
         return plain, mapped
 
