@@ -12,6 +12,7 @@ from skerry.testing.conformance.commands import CommandConformance
 from skerry.testing.conformance.files import FileConformance
 from skerry.testing.conformance.lifecycle import LifecycleConformance
 from skerry.testing.conformance.sessions import SessionConformance
+from skerry.testing.conformance.views import ViewConformance
 from skerry.testing.fake import FakeBackend
 
 PROCESSES = "a fake program is no process: it has no children, descriptors or disposition"
@@ -19,7 +20,13 @@ SHELL = "the fake's shell knows a few words joined by ; and && only"
 FILES = "the fake enforces no permissions and shares nothing with a kernel's overlay"
 
 
-class TestFake(CommandConformance, FileConformance, LifecycleConformance, SessionConformance):
+class TestFake(
+    CommandConformance,
+    FileConformance,
+    LifecycleConformance,
+    SessionConformance,
+    ViewConformance,
+):
     patience_s = 2.0
     known_deviations: ClassVar[dict[str, str]] = {
         "test_file_without_x_bit_is_a_result": FILES,

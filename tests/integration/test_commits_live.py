@@ -173,6 +173,7 @@ async def test_forks_outlive_their_parent_and_the_node(layer_store) -> None:
         node.kill()
         node.start()
         async with node.client() as client:
+            assert {info.parent for info in await client.sandboxes.list()} == {parent.id}
             assert len(await client.sandboxes.list()) == 3
             for info in await client.sandboxes.list():
                 fork = await client.sandboxes.get(info.id)

@@ -127,6 +127,8 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
         ("running commands", info.running_commands),
         ("outlives its maker", "yes" if spec.detached else "no"),
     ]
+    if info.parent is not None:
+        rows.append(("forked from", info.parent))
     if info.create_ms is not None:
         rows.append(("made in", f"{info.create_ms:.1f} ms"))
     if info.pause_freed_bytes is not None:

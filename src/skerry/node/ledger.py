@@ -40,6 +40,7 @@ class Began(msgspec.Struct, frozen=True, tag="began", omit_defaults=True):
     owner: str | None = None
     image: ImageConfig = ImageConfig()  # what its layers set
     mounts: tuple[MountedLayer, ...] = ()
+    parent: str | None = None  # whose disk it began with
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):

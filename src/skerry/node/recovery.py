@@ -103,6 +103,7 @@ def _sandbox(
         owner=began.owner,
         asked=None if story.changed is None else began.spec,
         image=began.image,
+        parent=began.parent,
         mounts=began.mounts,
         create_ms=made.create_ms,
         handle_next=story.handle_top,

@@ -161,6 +161,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     pause_freed_bytes: int | None = None  # by how much its memory shrank in that time
     draining: bool = False  # its node takes no new sandboxes and is being emptied
     drain_deadline: float | None = None  # when it will be stopped for that, if it lives so long
+    parent: str | None = None  # the sandbox whose disk it began with
 
 
 class Usage(msgspec.Struct, frozen=True):

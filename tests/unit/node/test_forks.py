@@ -40,7 +40,7 @@ async def test_members_begin_with_what_their_parent_had_and_go_their_own_way(sta
         assert len({info.id for info in infos}) == 3
         for number, info in enumerate(infos):
             assert info.state is State.RUNNING
-            assert info.digests == parent.digests
+            assert (info.digests, info.parent) == (parent.digests, parent.id)
             assert info.spec.labels == {"a": "1", "b": "2"}
             assert (info.spec.ttl_s, info.spec.idle_timeout_s) == (None, 5.0)
             assert (info.spec.key, info.spec.hostname) == (f"k/{number}", "p")

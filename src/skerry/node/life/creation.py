@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class Origin(NamedTuple):
     """What a fork begins with, and the layers that it is on: those of its parent, by digest."""
 
+    parent: str
     view: View
     digests: tuple[str, ...]
     image: ImageConfig
@@ -107,6 +108,7 @@ class Creation:
                     await self._images.plan(spec) if origin is None else origin.environment()
                 )
                 sandbox.mounts = plan.mounts()
+                sandbox.parent = None if origin is None else origin.parent
                 await self._make(sandbox, backend, plan, monotonic, origin)
         except BaseException as error:
             cleaning = self._create_failed(sandbox, error)
@@ -158,6 +160,7 @@ class Creation:
                 sandbox.owner,
                 sandbox.image,
                 sandbox.mounts,
+                sandbox.parent,
             ),
         )
         instance = await backend.create(

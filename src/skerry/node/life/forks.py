@@ -74,7 +74,7 @@ class Forks:
         try:
             view = await instance.view(name)
             try:
-                yield Origin(view, sandbox.digests, sandbox.image)
+                yield Origin(sandbox.id, view, sandbox.digests, sandbox.image)
             finally:
                 await backend.drop_view(view)
         finally:

@@ -61,6 +61,7 @@ class Sandbox:
     gateway: Gateway | None = None  # its way out; None: it has none
     proxy_port: Port | None = None  # where that is served inside
     image: ImageConfig = field(default_factory=ImageConfig)  # where the spec says nothing
+    parent: str | None = None  # the sandbox whose disk it began with
     mounts: tuple[MountedLayer, ...] = ()
     network_env: dict[str, str] = field(default_factory=dict)  # set for every command
     network_turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # changes come one by one
@@ -109,6 +110,7 @@ class Sandbox:
             pause_freed_bytes=None if self.given is None else self.given.bytes,
             draining=self.draining is not None,
             drain_deadline=None if self.draining is None else self.draining.deadline,
+            parent=self.parent,
         )
 
     @property

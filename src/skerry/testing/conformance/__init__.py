@@ -21,6 +21,7 @@ from skerry.testing.conformance.kit import Box, Conformance, Sink
 from skerry.testing.conformance.lifecycle import LifecycleConformance
 from skerry.testing.conformance.limits import LimitConformance
 from skerry.testing.conformance.sessions import SessionConformance
+from skerry.testing.conformance.views import ViewConformance
 
 
 class BackendConformance(
@@ -30,6 +31,7 @@ class BackendConformance(
     LimitConformance,
     LifecycleConformance,
     SessionConformance,
+    ViewConformance,
 ):
     """All parts of the suite."""
 
