@@ -231,3 +231,36 @@ async def test_command_that_runs_while_its_sandbox_is_committed_goes_on(stand) -
         await asyncio.sleep(0.05)
         await (await node.commits.begin(sandbox, BODY)).layer
         assert (await running).ok
+
+
+async def test_daemon_that_ends_by_itself_packs_first(stand) -> None:
+    left: list[bool] = []
+    embedded = {"embedded": True, "exit_grace_s": 0.05, "first_owner_s": 100.0}
+    async with stand.serving(leave=lambda: left.append(True), **embedded) as (node, _):
+        sandbox = await node.lives.create(SandboxSpec(detached=True))
+        stand.library.packing.clear()
+        await node.commits.begin(sandbox, BODY)
+        await node.lives.delete(sandbox)
+        await asyncio.sleep(0.2)
+        assert not left
+        stand.library.packing.set()
+        await until(lambda: bool(left))
+
+
+async def test_orderly_end_waits_for_what_is_packed_and_leaves_the_rest(stand) -> None:
+    async with stand.serving() as (node, _):
+        sandbox = await node.lives.create(SandboxSpec())
+        stand.library.packing.clear()
+        commit = await node.commits.begin(sandbox, BODY)
+        asyncio.get_running_loop().call_later(0.2, stand.library.packing.set)
+    assert commit.layer.result().name == "workspace/x:latest"
+    async with stand.serving(end_within_s=0.2) as (node, _):
+        sandbox = await node.lives.create(SandboxSpec())
+        stand.library.packing.clear()
+        late = await node.commits.begin(sandbox, CommitBody(name="workspace/y"))
+    assert set(stand.world.views) == {late.id}
+    stand.library.packing.set()
+    async with stand.alive() as again:
+        await again.commits.get(late.id).layer
+        await again.commits.settled()
+    assert stand.world.views == {}

@@ -251,9 +251,10 @@ class ContainerInstance:
         try:
             try:
                 await parts.ask(plan.UpperSnapshot(instance=self.id, text=early))
+                frozen = await self._take_snapshot(name)
             finally:
+                # Not before: the launcher would wait for the snapshot under way, and all with it.
                 views.drop_soon(parts, early)
-            frozen = await self._take_snapshot(name)
             used = self.facts.inherited
             if self.facts.disk_bytes is not None:
                 path = f"{parts.upper_root()}/{self.id}"

@@ -94,8 +94,9 @@ class Commits:
         self._clock, self._tasks, self._timers = parts.clock, parts.tasks, parts.timers
         self._ledger, self._images = parts.ledger, parts.images
         self._backends, self._sandboxes = parts.backends, parts.sandboxes
+        self._owners = parts.owners
         self._known: dict[str, Commit] = {}  # oldest first
-        self._beginning: dict[str, asyncio.Task[Commit]] = {}
+        self._beginning: dict[str, asyncio.Task[Commit | SkerryError]] = {}
         self._places = asyncio.Semaphore(PACKS_AT_ONCE)
         self._views = 0  # of ended ones that could not be dropped yet
 
@@ -146,10 +147,21 @@ class Commits:
             known = self._known.get(commit_id)
             if known is not None:
                 return self.same(known, sandbox.id, body)
-            making = self._tasks.spawn(self._begin(sandbox, commit_id, body))
+            making = self._tasks.spawn(self._attempt(sandbox, commit_id, body))
             self._beginning[commit_id] = making
             making.add_done_callback(lambda _: self._beginning.pop(commit_id, None))
-        return self.same(await asyncio.shield(making), sandbox.id, body)
+        commit = await asyncio.shield(making)
+        if isinstance(commit, SkerryError):
+            raise commit
+        return self.same(commit, sandbox.id, body)
+
+    async def _attempt(
+        self, sandbox: Sandbox, commit_id: str, body: CommitBody
+    ) -> Commit | SkerryError:
+        try:
+            return await self._begin(sandbox, commit_id, body)
+        except SkerryError as error:
+            return error  # for everyone who waits, and no fault of the node
 
     async def _begin(self, sandbox: Sandbox, commit_id: str, body: CommitBody) -> Commit:
         if self.pending > PENDING_MAX:
@@ -276,6 +288,7 @@ class Commits:
             self._timers.after(LET_GO_AGAIN_S, lambda: self._let_go_again(commit, view))
         else:
             self._views -= 1
+            self._owners.idle()  # a daemon that ends by itself may have waited for this
 
     def _let_go_again(self, commit: Commit, view: View) -> None:
         self._tasks.spawn(self._let_go(commit, view))
