@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.root
 
 ANSWER = "correct-horse-battery-staple"
-HOMES = ("/root", "/home/agent")
+HOMES = ("/root", "/home/agent", "/srv/state/builder")  # the last one by /etc/passwd only
 # By rule: places below a home (~) or absolute ones.
 PLACES = {
     "temporary": ("/tmp/x/answer", "/var/tmp/answer"),
@@ -114,7 +114,7 @@ def places(rules: dict[str, tuple[str, ...]]) -> list[str]:
 
 async def hide(sandbox) -> list[str]:
     """Writes the answer everywhere; returns where."""
-    await sandbox.run("useradd -m -d /home/agent agent")
+    await sandbox.run("useradd -m -d /home/agent agent; useradd -d /srv/state/builder builder")
     contents = dict.fromkeys(places(PLACES) + places(OPT_IN), ANSWER)
     for path, text in CONTENTS.items():
         contents |= (

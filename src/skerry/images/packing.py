@@ -21,14 +21,15 @@ from typing import IO, Any, Final, cast
 
 import msgspec
 
-from skerry.errors import SkerryError, Unavailable, from_code
+from skerry.errors import ImageBroken, SkerryError, Unavailable, from_code
 from skerry.images.chunks import Codec, decode_list
 from skerry.images.commit import Wish, read_upper
 from skerry.images.erofs import Log, Tools
 from skerry.images.inplace import InPlace
+from skerry.images.merged import Merged
 from skerry.images.notes import Notes
 from skerry.images.pair import BuiltLayer, build_layer
-from skerry.images.residue import Residue
+from skerry.images.residue import PASSWD_BYTES_MAX, Residue, homes_in
 from skerry.images.upper import UpperLimits
 from skerry.spec.residue import Scrubbed
 
@@ -86,7 +87,7 @@ def pack(job: Job, tools: Tools, log: Log) -> Packed:
     Raises ImageBroken at a limit or if the upper changes, StorageFailed if the disk is full.
     """
     with contextlib.closing(InPlace(job.path)) as contents:
-        wish = Wish(Notes(), Residue(job.rules), job.limits, job.exclude)
+        wish = Wish(Notes(), Residue(job.rules, _homes(job)), job.limits, job.exclude)
         tree = read_upper(job, contents, wish)
         built = build_layer(
             tree,
@@ -107,6 +108,15 @@ def pack(job: Job, tools: Tools, log: Log) -> Packed:
             notes=tuple(wish.notes.lines()),
             scrubbed=wish.scrub.report(),
         )
+
+
+def _homes(job: Job) -> tuple[bytes, ...]:
+    """Returns the homes that the sandbox's users have in unusual places."""
+    with contextlib.closing(Merged((job.path, *job.lowers))) as merged:
+        try:
+            return homes_in(merged.read(b"etc/passwd", PASSWD_BYTES_MAX) or b"")
+        except ImageBroken:  # one of that size is no list of users
+            return ()
 
 
 class Apart:

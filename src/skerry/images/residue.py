@@ -18,15 +18,16 @@ from skerry.spec.residue import PATHS_MAX, Scrubbed
 
 CONTENT_BYTES_MAX = 256 << 10  # of a file that is looked into
 
-_HOME = rb"(?:root|home/[^/]+)"
+HOMES_MAX = 256
+PASSWD_BYTES_MAX = 1 << 20
 
 
-def _any(*patterns: bytes) -> re.Pattern[bytes]:
-    return re.compile(b"|".join(b"(?:" + one + b")" for one in patterns), re.DOTALL)
+def _any(*patterns: bytes) -> bytes:
+    return b"|".join(b"(?:" + one + b")" for one in patterns)
 
 
-# By rule: paths that are left out, each with all that is below it.
-_PATHS: dict[str, re.Pattern[bytes]] = {
+# By rule: paths that are left out, each with all that is below it. `~/` is any home, or the root.
+_PATHS: dict[str, bytes] = {
     "temporary": _any(rb"tmp/.+", rb"var/tmp/.+"),
     "packages": _any(
         rb"var/cache/(?:apt|dnf|yum|apk|pacman|debconf)/.+",
@@ -34,24 +35,24 @@ _PATHS: dict[str, re.Pattern[bytes]] = {
         rb"var/log/(?:apt/.+|dpkg\.log.*|alternatives\.log.*|dnf.*|yum.*)",
     ),
     "caches": _any(
-        _HOME + rb"/\.cache/.+",
-        _HOME + rb"/\.(?:npm/_(?:cacache|logs|npx)|yarn/cache|pnpm-store|gradle/caches)/.+",
-        _HOME + rb"/\.(?:cargo/(?:registry/cache|git/db)|bundle/cache|m2/repository)/.+",
-        _HOME + rb"/go/pkg/mod/cache/.+",
+        rb"~/\.cache/.+",
+        rb"~/\.(?:npm/_(?:cacache|logs|npx)|yarn/cache|pnpm-store|gradle/caches)/.+",
+        rb"~/\.(?:cargo/(?:registry/cache|git/db)|bundle/cache|m2/repository)/.+",
+        rb"~/go/pkg/mod/cache/.+",
         # Not what was installed: each sandbox would have to compile that again.
         rb"(?!(?:.*/)?(?:site|dist)-packages/|usr/(?:local/)?lib/)(?:.+/)?(?:__pycache__|\.pytest_cache|\.mypy_cache|\.ruff_cache|\.hypothesis)",
         rb"(?:.+/)?node_modules/\.cache",
     ),
     "histories": _any(
-        _HOME + rb"/\.(?:bash|zsh|ash|sh|python|node_repl|psql|mysql|sqlite|rediscli|mongo|less|irb"
+        rb"~/\.(?:bash|zsh|ash|sh|python|node_repl|psql|mysql|sqlite|rediscli|mongo|less|irb"
         rb"|gdb|lldb|php|scala|R|octave|julia)_?(?:history|hst|hist)",
-        _HOME + rb"/\.(?:viminfo|nviminfo|wget-hsts|histfile|recently-used|Rhistory|dbshell)",
-        _HOME + rb"/\.(?:lldb/.*history|julia/logs/.+|zsh_sessions/.+|bash_sessions/.+)",
-        _HOME + rb"/\.ipython/profile_[^/]+/(?:history\.sqlite.*|log/.+)",
-        _HOME + rb"/\.local/share/(?:fish/fish_history|nano/.+history|recently-used\.xbel)",
-        _HOME + rb"/\.local/(?:share|state)/nvim/(?:shada|undo|swap|backup)/.+",
-        _HOME + rb"/\.vim/(?:undo|swap|backup)[^/]*/.+",
-        _HOME + rb"/\.emacs\.d/(?:auto-save-list|backups)/.+",
+        rb"~/\.(?:viminfo|nviminfo|wget-hsts|histfile|recently-used|Rhistory|dbshell)",
+        rb"~/\.(?:lldb/.*history|julia/logs/.+|zsh_sessions/.+|bash_sessions/.+)",
+        rb"~/\.ipython/profile_[^/]+/(?:history\.sqlite.*|log/.+)",
+        rb"~/\.local/share/(?:fish/fish_history|nano/.+history|recently-used\.xbel)",
+        rb"~/\.local/(?:share|state)/nvim/(?:shada|undo|swap|backup)/.+",
+        rb"~/\.vim/(?:undo|swap|backup)[^/]*/.+",
+        rb"~/\.emacs\.d/(?:auto-save-list|backups)/.+",
     ),
     "editors": _any(
         rb"(?:.*/)?\.[^/]+\.sw[a-p]",
@@ -61,18 +62,18 @@ _PATHS: dict[str, re.Pattern[bytes]] = {
     ),
     "logs": _any(rb"var/log/.+"),
     "credentials": _any(
-        _HOME + rb"/[._]netrc",
-        _HOME + rb"/\.(?:pypirc|npmrc|yarnrc\.yml|git-credentials|pgpass|my\.cnf|mylogin\.cnf)",
-        _HOME + rb"/\.(?:vault-token|dockercfg|boto|s3cfg|terraformrc|condarc|hgrc|cifs.*)",
-        _HOME + rb"/\.(?:aws|azure|oci|kube|gnupg|terraform\.d|databricks|databrickscfg)(?:/.+)?",
-        _HOME + rb"/\.docker/(?:config\.json|trust/.+|contexts/.+)",
-        _HOME + rb"/\.(?:cargo/credentials(?:\.toml)?|gem/credentials|composer/auth\.json)",
-        _HOME + rb"/\.(?:m2/settings(?:-security)?\.xml|gradle/gradle\.properties|huggingface/.+)",
-        _HOME + rb"/\.(?:cache/huggingface/token|kaggle/kaggle\.json|wandb/.+)",
-        _HOME + rb"/\.config/(?:git/credentials|gh/.+|glab-cli/.+|hub|gcloud/.+|doctl/.+|op/.+)",
-        _HOME + rb"/\.config/(?:containers/auth\.json|pypoetry/auth\.toml|uv/credentials.*)",
-        _HOME + rb"/\.local/share/(?:keyrings|python_keyring|uv/credentials)/.+",
-        _HOME + rb"/\.ssh/(?:id_[^/]*(?<!\.pub)|identity|.+\.(?:pem|key)|agent/.+)",
+        rb"~/[._]netrc",
+        rb"~/\.(?:pypirc|npmrc|yarnrc\.yml|git-credentials|pgpass|my\.cnf|mylogin\.cnf)",
+        rb"~/\.(?:vault-token|dockercfg|boto|s3cfg|terraformrc|condarc|hgrc|cifs.*)",
+        rb"~/\.(?:aws|azure|oci|kube|gnupg|terraform\.d|databricks|databrickscfg)(?:/.+)?",
+        rb"~/\.docker/(?:config\.json|trust/.+|contexts/.+)",
+        rb"~/\.(?:cargo/credentials(?:\.toml)?|gem/credentials|composer/auth\.json)",
+        rb"~/\.(?:m2/settings(?:-security)?\.xml|gradle/gradle\.properties|huggingface/.+)",
+        rb"~/\.(?:cache/huggingface/token|kaggle/kaggle\.json|wandb/.+)",
+        rb"~/\.config/(?:git/credentials|gh/.+|glab-cli/.+|hub|gcloud/.+|doctl/.+|op/.+)",
+        rb"~/\.config/(?:containers/auth\.json|pypoetry/auth\.toml|uv/credentials.*)",
+        rb"~/\.local/share/(?:keyrings|python_keyring|uv/credentials)/.+",
+        rb"~/\.ssh/(?:id_[^/]*(?<!\.pub)|identity|.+\.(?:pem|key)|agent/.+)",
         rb"etc/ssh/ssh_host_[^/]+_key",
         rb"etc/(?:netrc|docker/.*auth\.json|apt/auth\.conf(?:\.d/.+)?)",
     ),
@@ -82,7 +83,7 @@ _PATHS: dict[str, re.Pattern[bytes]] = {
     ),
 }
 # By rule: files that are left out if they hold something.
-_CONTENTS: dict[str, tuple[tuple[re.Pattern[bytes], re.Pattern[bytes]], ...]] = {
+_CONTENTS: dict[str, tuple[tuple[bytes, bytes], ...]] = {
     "credentials": (
         (
             _any(rb"(?:.+/)?\.(?:npmrc|yarnrc(?:\.yml)?)", rb"(?:usr/local/)?etc/npmrc"),
@@ -96,12 +97,12 @@ _CONTENTS: dict[str, tuple[tuple[re.Pattern[bytes], re.Pattern[bytes]], ...]] = 
             ),
             _any(rb"://[^/\s:@]*:[^/\s@]+@"),
         ),
-        (_any(_HOME + rb"/\.ssh/.+"), _any(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")),
+        (_any(rb"~/\.ssh/.+"), _any(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")),
     ),
 }
 # Where a password may stand in what has to stay: told, not taken.
-_SUSPECT = _any(rb"(?:.+/)?\.git/config")
-_URL_PASSWORD = _any(rb"://[^/\s@]+@", rb"(?i:extraheader\s*=\s*authorization)")
+_SUSPECT = re.compile(rb"(?:.+/)?\.git/config", re.DOTALL)
+_URL_PASSWORD = re.compile(_any(rb"://[^/\s@]+@", rb"(?i:extraheader\s*=\s*authorization)"))
 
 
 @dataclass
@@ -114,11 +115,19 @@ class _Count:
 class Residue:
     """The rules of one commit, and what they have taken so far."""
 
-    def __init__(self, rules: Iterable[str]) -> None:
+    def __init__(self, rules: Iterable[str], homes: Iterable[bytes] = ()) -> None:
         self.rules = tuple(rules)
-        self._paths = [(name, _PATHS[name]) for name in self.rules if name in _PATHS]
+        more = b"".join(b"|" + re.escape(home) for home in homes)
+        home = b"(?:(?:root|home/[^/]+" + more + b")/)?"
+
+        def compiled(pattern: bytes) -> re.Pattern[bytes]:
+            return re.compile(pattern.replace(b"~/", home), re.DOTALL)
+
+        self._paths = [(name, compiled(_PATHS[name])) for name in self.rules if name in _PATHS]
         self._contents = [
-            (name, where, what) for name in self.rules for where, what in _CONTENTS.get(name, ())
+            (name, compiled(where), re.compile(what, re.DOTALL))
+            for name in self.rules
+            for where, what in _CONTENTS.get(name, ())
         ]
         self._taken: dict[str, _Count] = {}
 
@@ -195,3 +204,17 @@ def _take_all(rule: str, path: bytes, node: Node, residue: Residue) -> None:
             residue.take(rule, at, one.content.size if one.content else 0)
         else:
             pending += [(at + b"/" + name, child) for name, child in one.children.items()]
+
+
+def homes_in(passwd: bytes) -> tuple[bytes, ...]:
+    """Returns the homes of users (relative, as paths are) that are neither /root nor below /home."""
+    found: dict[bytes, None] = {}
+    for line in passwd.splitlines():
+        fields = line.split(b":")
+        home = fields[5].strip(b"/") if len(fields) > 5 and fields[5].startswith(b"/") else b""
+        plain = home and len(home) <= 1024 and not {b"", b".", b".."} & set(home.split(b"/"))
+        if plain and home != b"root" and not home.startswith(b"home/"):
+            found[home] = None
+        if len(found) == HOMES_MAX:
+            break
+    return tuple(found)

@@ -17,7 +17,7 @@ from skerry.images.inplace import InPlace
 from skerry.images.library import ImageLibrary
 from skerry.images.notes import Notes
 from skerry.images.packing import Apart
-from skerry.images.residue import Residue
+from skerry.images.residue import Residue, homes_in
 from skerry.images.upper import UpperLimits
 from skerry.spec.files import FileType
 from skerry.spec.residue import DEFAULT
@@ -215,3 +215,15 @@ def test_rules_that_are_not_asked_for_take_nothing_and_unknown_ones_are_refused(
     assert [(one.rule, one.files) for one in built.scrubbed] == [("builds", 2)]
     with pytest.raises(InvalidRequest, match="credentials"):
         library.commit(layers.view, "workspace/x", scrub=("credential",))
+
+
+def test_homes_come_from_the_list_of_users_and_odd_ones_are_none() -> None:
+    passwd = b"root:x:0:0::/root:/bin/sh\na:x:1:1::/home/a:/x\nb:x:2:2::/srv/b/:/x\nc:x:3:3::/:/x\n"
+    passwd += b"d:x:4:4::relative:/x\ne:x:5:5::/a/../b:/x\nshort\nf:x:6:6::/var/f.+*:/x\n"
+    assert homes_in(passwd) == (b"srv/b", b"var/f.+*")
+    residue = Residue(("credentials",), homes_in(passwd))
+    for path in (b"srv/b/.netrc", b"var/f.+*/.netrc", b".netrc", b"root/.netrc", b"home/x/.netrc"):
+        assert residue.rule_for(path, 1, bytes) == "credentials", path
+    for path in (b"srv/c/.netrc", b"var/fxx/.netrc", b"home/.netrc", b"root/a/.netrc"):
+        assert residue.rule_for(path, 1, bytes) is None, path
+    assert homes_in(b"".join(b"u:x:1:1::/srv/%d:/x\n" % n for n in range(9999)))[-1] == b"srv/255"
