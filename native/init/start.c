@@ -18,7 +18,7 @@
 
 enum {
 	PAGE_LARGEST = 1 << 16,
-	ENDS_BY_MS = 1,	    /* as most commands do: so long only the end is waited for */
+	ENDS_BY_MS = 5,	    /* as most commands do, many at once too: so long only the end is waited for */
 	STARTED_BY_MS = 100, /* nobody waits for STARTED alone, and many run at once */
 };
 
@@ -346,8 +346,8 @@ int launch(struct op *op, struct launch *l, bool in)
 			error = -errno;
 	}
 	ends_close(l);
-	/* Most commands are over within a millisecond: then their end tells all, in one turn and with one
-	 * message. A terminal is somebody waiting, and so is a session. */
+	/* Most commands are over by then: their end tells all, in one turn and with one message. A terminal is
+	 * somebody waiting, and so is a session. */
 	if (!error && (l->pty || op->session))
 		status_listen(op);
 	else if (!error)
