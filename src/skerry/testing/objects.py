@@ -34,6 +34,7 @@ class ObjectsConformance:
     """What the layer store relies on."""
 
     patience_s = 0.0
+    exclusive = True  # of two clients that put one key at once, one is told that it was there
     large_bytes = 9 << 20
 
     def seen(self, condition: Callable[[], bool]) -> bool:
@@ -165,7 +166,7 @@ class ObjectsConformance:
 
         with ThreadPoolExecutor(8) as threads:
             made = list(threads.map(put, range(8)))
-        assert made.count(True) == 1
+        assert made.count(True) == 1 or (made.count(True) and not self.exclusive)
         assert objects.read(KEY, 0, len(content)) == content
 
     def test_readers_never_see_a_part_while_others_replace(
@@ -186,7 +187,8 @@ class ObjectsConformance:
         with ThreadPoolExecutor(1) as threads:
             writing = threads.submit(write)
             while not done.is_set():
-                assert other.get("tags/x", LIMIT) in contents
+                found = other.get("tags/x", LIMIT)
+                assert found in contents, found and (len(found), set(found))
             writing.result()
 
     def test_sweep_spares_what_is_young(self, objects: Objects) -> None:

@@ -72,6 +72,11 @@ class S3Server:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def filer(self) -> str:
+        """Address of the file system under the buckets, for a mount."""
+        return f"127.0.0.1:{self._ports[2]}.{self._ports[3]}"
+
+    @property
     def pid(self) -> int:
         """Its process, for a census that is to leave it alone."""
         return self._process.pid if self._process else 0

@@ -22,10 +22,11 @@ from typing import TypeVar
 
 from skerry.errors import ImageBroken, NotFound, StorageFailed
 from skerry.images.objects.api import Stat, check_key, check_prefix, is_part
-from skerry.images.objects.mounts import file_system, is_local
+from skerry.images.objects.mounts import file_system, is_local, is_named
 from skerry.images.scratch import CHUNK_BYTES, storage_errors
 
 _T = TypeVar("_T")
+_READS_MAX = 10
 _PART = ".part-"
 SHARED_LAG_S = 30.0  # 3FS caches entries and attributes that long, NFS does up to 60 by default
 NFS_LAG_S = 60.0
@@ -69,17 +70,39 @@ class DirectoryObjects:
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
         """Reads a small file."""
-        with storage_errors(f"reading {key} in {self.root}"):
-            try:
-                with open(self._path(key), "rb", buffering=0) as file:
-                    data = _pread(file.fileno(), 0, max_bytes + 1)
-            except OSError as error:
-                if error.errno in _GONE:
-                    return None
-                raise
+        directory, name = os.path.split(check_key(key))
+        for _ in range(_READS_MAX):
+            with storage_errors(f"reading {key} in {self.root}"):
+                data = self._get(key, max_bytes)
+            if data is not None or self.lag_s == 0:
+                break
+            # Removed, or replaced by another client and the entry that we remember leads nowhere. A
+            # listing says which, and makes the kernel forget that entry.
+            if all(entry.name != name for entry in self._entries(directory)):
+                return None
+        else:
+            raise StorageFailed(f"{key} in {self.root} is replaced faster than it can be read")
+        if data is None:
+            return None
         if len(data) > max_bytes:
             raise ImageBroken(f"{key} in {self.root} is larger than {max_bytes} bytes")
         return data
+
+    def _get(self, key: str, max_bytes: int) -> bytes | None:
+        """Reads a file if the server says, before and after, that it still has its name.
+
+        Before: its length may be remembered from when it was being written.
+        """
+        try:
+            with open(self._path(key), "rb", buffering=0) as file:
+                if self.lag_s > 0 and not is_named(file.fileno()):
+                    return None
+                data = _pread(file.fileno(), 0, max_bytes + 1)
+                return data if self.lag_s == 0 or is_named(file.fileno()) else None
+        except OSError as error:
+            if error.errno in _GONE:
+                return None
+            raise
 
     def read(self, key: str, offset: int, length: int) -> bytes:
         """Reads a part of a file."""
