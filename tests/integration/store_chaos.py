@@ -28,7 +28,7 @@ from skerry.images.store import LayerStore
 from skerry.spec.layers import LayerManifest, parse_layer_name
 
 NAMES = [f"workspace/n{number}:latest" for number in range(4)]
-LAYERS = 12
+LAYERS = 60
 
 
 class FastObjects(DirectoryObjects):
@@ -77,7 +77,7 @@ def contents(number: int) -> dict[str, bytes]:
     """Returns the blobs of one layer by digest."""
     found = {}
     for kind in ("metadata", "data"):
-        content = f"{kind} {number} ".encode() * (2000 + number * 500)
+        content = f"{kind} {number} ".encode() * (2000 + number * 100)
         found[f"sha256:{hashlib.sha256(content).hexdigest()}"] = content
     return found
 
