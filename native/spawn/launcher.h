@@ -90,6 +90,7 @@ struct launcher {
 	unsigned adopted;
 	char layers[LAYER_TABLE_MAX][65];
 	unsigned layer_count;
+	int blobs; /* the session at /blobs; -1: there is none, or an earlier launcher had it */
 	enum { UPPER_NONE, UPPER_BTRFS, UPPER_DIR } upper;
 	bool upper_quota;
 	int upper_fd, upper_place;
@@ -115,6 +116,8 @@ struct pending pending_of(const struct launcher *l, const struct request *r);
 void reply_ok(struct launcher *l, const struct pending *p, struct builder *b);
 void reply_fail(struct launcher *l, const struct pending *p, const char *step, int error,
 		const char *text);
+/* The same, with a copy of a descriptor. */
+void reply_descriptor(struct launcher *l, const struct pending *p, struct builder *b, int fd);
 void send_event(struct launcher *l, uint8_t type, struct builder *b);
 /* The one buffer of answers, emptied. */
 struct builder *answer(void);
@@ -165,10 +168,16 @@ int slot_net_replace(struct launcher *l, void (*done)(struct job *, struct job_r
 
 /* layer.c */
 void layer_mount(struct launcher *l, struct request *r);
-int layer_unmount(struct launcher *l, const struct request *r, struct failure *f);
+void layer_unmount(struct launcher *l, struct request *r);
 bool layer_known(const struct launcher *l, const char *id);
 void layers_recover(struct launcher *l);
 void layers_unmount(struct launcher *l);
+/* Those that read from /blobs go; who has them open gets errors. */
+void layers_leave_blobs(struct launcher *l);
+
+/* blobs.c: the FUSE session at /blobs. `offered` is a descriptor that came with the request, or -1. */
+void blobs_serve(struct launcher *l, const struct request *r, int offered);
+void blobs_close(struct launcher *l);
 
 /* upper.c, trash.c */
 void upper_open(struct launcher *l, struct request *r);

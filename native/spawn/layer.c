@@ -14,6 +14,14 @@ struct order {
 	struct pending reply;
 };
 
+/* Layers whose data comes through /blobs are told by their id, so that a later launcher knows them too. */
+static bool is_lazy(const char *id)
+{
+	size_t n = strlen(id);
+
+	return n > 2 && !strcmp(id + n - 2, "-v");
+}
+
 bool layer_known(const struct launcher *l, const char *id)
 {
 	for (unsigned i = 0; i < l->layer_count; i++)
@@ -122,6 +130,23 @@ static bool allowed(const struct launcher *l, const char *path)
 	return roots_add(&roots, l->state_dir) && path_below(path, &roots);
 }
 
+static int check(const struct launcher *l, const struct request *r, struct failure *f)
+{
+	static const struct roots blobs = {.count = 1, .paths = {"/blobs"}};
+	const char *id = r->layers.items[0];
+	bool lazy = r->device && path_below(r->device, &blobs);
+
+	if (lazy != is_lazy(id))
+		return fail(f, "layer", -EINVAL, "%s: ids of layers on /blobs, and no others, end in -v", id);
+	if (lazy && l->blobs < 0)
+		return fail(f, "blobs", -ENOTCONN, "%s: there is no session", id);
+	if (!allowed(l, r->path))
+		return fail(f, "path", -EACCES, "%s", r->path);
+	if (r->device && !lazy && !allowed(l, r->device))
+		return fail(f, "path", -EACCES, "%s", r->device);
+	return 0;
+}
+
 void layer_mount(struct launcher *l, struct request *r)
 {
 	struct order *o = calloc(1, sizeof(*o));
@@ -135,10 +160,8 @@ void layer_mount(struct launcher *l, struct request *r)
 		free(r);
 		return;
 	}
-	if (!err && !allowed(l, r->path))
-		err = fail(&f, "path", -EACCES, "%s", r->path);
-	if (!err && r->device && !allowed(l, r->device))
-		err = fail(&f, "path", -EACCES, "%s", r->device);
+	if (!err)
+		err = check(l, r, &f);
 	if (!err && l->layer_count == LAYER_TABLE_MAX)
 		err = fail(&f, "layer", -ENOSPC, "%d layers are mounted", LAYER_TABLE_MAX);
 	if (o && !err) {
@@ -166,25 +189,99 @@ static bool used(const struct launcher *l, const char *id)
 	return false;
 }
 
-int layer_unmount(struct launcher *l, const struct request *r, struct failure *f)
+static void layer_forget(struct launcher *l, const char *id)
 {
-	const char *id = r->layers.items[0];
-	char at[96];
-	int err;
-
-	if (!layer_known(l, id))
-		return 0;
-	if (used(l, id))
-		return fail(f, "layer", -EBUSY, "%s", id);
-	snprintf(at, sizeof(at), "/layers/%s", id);
-	err = sys_umount(at, 0);
-	if (err)
-		return fail(f, "umount", err, "%s", id);
-	rmdir(at);
 	for (unsigned i = 0; i < l->layer_count; i++)
 		if (!strcmp(l->layers[i], id))
 			memmove(l->layers[i], l->layers[--l->layer_count], sizeof(l->layers[0]));
-	return 0;
+}
+
+static int unmount(const char *id, int flags)
+{
+	char at[96];
+	int err;
+
+	snprintf(at, sizeof(at), "/layers/%s", id);
+	err = sys_umount(at, flags);
+	if (!err)
+		rmdir(at);
+	return err;
+}
+
+static int unmount_work(void *arg, struct job_result *out)
+{
+	const struct request *r = ((struct order *)arg)->request;
+	int err = unmount(r->layers.items[0], 0);
+
+	return err ? job_fail(out, "umount", err) : 0;
+}
+
+static void unmount_done(struct job *j, struct job_result *r)
+{
+	struct order *o = j->owner;
+	const char *id = o->request->layers.items[0];
+
+	if (!r->error) {
+		layer_forget(o->launcher, id);
+		reply_ok(o->launcher, &o->reply, answer());
+	} else {
+		reply_fail(o->launcher, &o->reply, r->step, r->error, id);
+	}
+	free(o->request);
+	free(o);
+}
+
+/* Its last pages may be on their way from afar, and the unmounting waits for them. */
+static int unmount_lazy(struct launcher *l, struct request *r, struct pending reply, struct failure *f)
+{
+	struct order *o = calloc(1, sizeof(*o));
+	int err;
+
+	if (!o)
+		return fail(f, "memory", -ENOMEM, "layer");
+	*o = (struct order){l, r, reply};
+	err = job_start(&l->loop, unmount_work, o, unmount_done, o, true);
+	if (err)
+		free(o);
+	return err ? fail(f, "fork", err, "layer") : 0;
+}
+
+void layer_unmount(struct launcher *l, struct request *r)
+{
+	const char *id = r->layers.items[0];
+	struct pending reply = pending_of(l, r);
+	struct failure f = {0};
+	int err = 0;
+
+	if (layer_known(l, id) && used(l, id)) {
+		err = fail(&f, "layer", -EBUSY, "%s", id);
+	} else if (layer_known(l, id) && is_lazy(id)) {
+		err = unmount_lazy(l, r, reply, &f);
+		if (!err)
+			return;
+	} else if (layer_known(l, id)) {
+		err = unmount(id, 0);
+		if (err)
+			fail(&f, "umount", err, "%s", id);
+		else
+			layer_forget(l, id);
+	}
+	if (err)
+		reply_fail(l, &reply, f.step, f.error, f.text);
+	else
+		reply_ok(l, &reply, answer());
+	free(r);
+}
+
+void layers_leave_blobs(struct launcher *l)
+{
+	for (unsigned i = l->layer_count; i-- > 0;) {
+		char id[sizeof(l->layers[0])];
+
+		snprintf(id, sizeof(id), "%s", l->layers[i]);
+		if (is_lazy(id) && !unmount(id, MNT_DETACH))
+			layer_forget(l, id);
+	}
 }
 
 void layers_recover(struct launcher *l)
@@ -202,11 +299,7 @@ void layers_recover(struct launcher *l)
 
 void layers_unmount(struct launcher *l)
 {
-	char at[96];
-
-	for (unsigned i = 0; i < l->layer_count; i++) {
-		snprintf(at, sizeof(at), "/layers/%s", l->layers[i]);
-		sys_umount(at, MNT_DETACH);
-	}
+	for (unsigned i = 0; i < l->layer_count; i++)
+		unmount(l->layers[i], MNT_DETACH);
 	l->layer_count = 0;
 }

@@ -217,6 +217,8 @@ static void finish(struct launcher *l)
 	char path[PATH_TEXT_MAX + 16];
 
 	loop_close(&l->loop, &l->listener);
+	/* First, or an instance that waits for bytes from far away could be waited for. */
+	blobs_close(l);
 	instances_stop_all(l);
 	layers_unmount(l);
 	upper_close(l);
@@ -228,7 +230,8 @@ static void finish(struct launcher *l)
 
 int main(int argc, char **argv)
 {
-	static struct launcher l = {.log = STDERR_FILENO, .upper_fd = -1, .orphan.fd = -1};
+	static struct launcher l = {.log = STDERR_FILENO, .upper_fd = -1, .orphan.fd = -1,
+				   .blobs = -1};
 	struct arguments a = {0};
 	struct failure f = {0};
 	int ready;

@@ -50,6 +50,7 @@ static const struct {
 } mandatory[] = {
 	{L_STATUS, {0}},
 	{L_SHUTDOWN, {0}},
+	{L_BLOBS, {0}},
 	{L_LAYER_MOUNT, {T_LAYER, T_PATH}},
 	{L_LAYER_UNMOUNT, {T_LAYER}},
 	{L_UPPER_OPEN, {T_UPPER, T_PATH}},

@@ -77,15 +77,32 @@ struct pending pending_of(const struct launcher *l, const struct request *r)
 	return (struct pending){.id = r->id, .connection = l->connection, .set = true};
 }
 
-static void send_frame(struct launcher *l, uint8_t type, uint32_t id, const struct builder *b)
+/* Room for one descriptor beside a packet. */
+union passed {
+	struct cmsghdr head;
+	char space[CMSG_SPACE(sizeof(int))];
+};
+
+static void send_frame(struct launcher *l, uint8_t type, uint32_t id, const struct builder *b, int fd)
 {
 	struct frame f = {.type = type, .stream = id, .length = (uint32_t)b->used};
+	struct iovec iov = {out, FRAME_HEADER + b->used};
+	struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+	union passed control = {0};
 
 	if (l->client.fd < 0)
 		return;
 	frame_encode(out, &f);
+	if (fd >= 0) {
+		m.msg_control = control.space;
+		m.msg_controllen = sizeof(control.space);
+		control.head.cmsg_level = SOL_SOCKET;
+		control.head.cmsg_type = SCM_RIGHTS;
+		control.head.cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(&control.head), &fd, sizeof(int));
+	}
 	/* A client that does not read is let go: it asks for the STATUS when it is back. */
-	if (send(l->client.fd, out, FRAME_HEADER + b->used, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+	if (sendmsg(l->client.fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
 		log_line(l, "client: send: %s", strerror(errno));
 		loop_close(&l->loop, &l->client);
 		orphan_arm(l);
@@ -97,7 +114,13 @@ void reply_ok(struct launcher *l, const struct pending *p, struct builder *b)
 	if (b->overflow)
 		reply_fail(l, p, "answer", -EMSGSIZE, "too long");
 	else if (p->set && p->connection == l->connection)
-		send_frame(l, L_OK, p->id, b);
+		send_frame(l, L_OK, p->id, b, -1);
+}
+
+void reply_descriptor(struct launcher *l, const struct pending *p, struct builder *b, int fd)
+{
+	if (p->set && p->connection == l->connection)
+		send_frame(l, L_OK, p->id, b, fd);
 }
 
 void reply_fail(struct launcher *l, const struct pending *p, const char *step, int error, const char *text)
@@ -109,12 +132,12 @@ void reply_fail(struct launcher *l, const struct pending *p, const char *step, i
 	build_u64(b, T_ERRNO, (uint64_t)-error);
 	build_text(b, T_TEXT, text ? text : "");
 	if (p->set && p->connection == l->connection)
-		send_frame(l, L_FAIL, p->id, b);
+		send_frame(l, L_FAIL, p->id, b, -1);
 }
 
 void send_event(struct launcher *l, uint8_t type, struct builder *b)
 {
-	send_frame(l, type, 0, b);
+	send_frame(l, type, 0, b, -1);
 }
 
 /* A page: from bucket `offset` on, as long as one more bucket surely fits. */
@@ -155,8 +178,6 @@ static int upper_drop(struct launcher *l, const struct request *r, struct failur
 static int serve_now(struct launcher *l, const struct request *r, struct failure *f)
 {
 	switch (r->type) {
-	case L_LAYER_UNMOUNT:
-		return layer_unmount(l, r, f);
 	case L_UPPER_DROP:
 		return upper_drop(l, r, f);
 	case L_SHUTDOWN:
@@ -167,7 +188,7 @@ static int serve_now(struct launcher *l, const struct request *r, struct failure
 	}
 }
 
-static void serve(struct launcher *l, struct request *r)
+static void serve(struct launcher *l, struct request *r, int offered)
 {
 	struct pending reply = pending_of(l, r);
 	struct failure f = {0};
@@ -185,6 +206,9 @@ static void serve(struct launcher *l, struct request *r)
 		return;
 	case L_LAYER_MOUNT:
 		layer_mount(l, r);
+		return;
+	case L_LAYER_UNMOUNT:
+		layer_unmount(l, r);
 		return;
 	case L_UPPER_OPEN:
 		upper_open(l, r);
@@ -204,6 +228,10 @@ static void serve(struct launcher *l, struct request *r)
 		status(l, &reply, r->offset);
 		free(r);
 		return;
+	case L_BLOBS:
+		blobs_serve(l, r, offered);
+		free(r);
+		return;
 	case L_ADOPT:
 		err = instance_adopt(l, r, &f);
 		break;
@@ -220,10 +248,26 @@ static void serve(struct launcher *l, struct request *r)
 	free(r);
 }
 
+/* A packet, and the descriptor that came with it or -1. */
+static ssize_t receive(int from, int *fd)
+{
+	struct iovec iov = {packet, sizeof(packet)};
+	union passed control = {0};
+	struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.space,
+			   .msg_controllen = sizeof(control.space)};
+	ssize_t n = recvmsg(from, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+
+	*fd = -1;
+	if (n >= 0 && m.msg_controllen >= CMSG_LEN(sizeof(int)) && control.head.cmsg_type == SCM_RIGHTS)
+		memcpy(fd, CMSG_DATA(&control.head), sizeof(int));
+	return n;
+}
+
 static void client_ready(struct watch *w, uint32_t events)
 {
 	struct launcher *l = container_of(w, struct launcher, client);
-	ssize_t n = recv(w->fd, packet, sizeof(packet), MSG_DONTWAIT);
+	close_auto int offered = -1;
+	ssize_t n = receive(w->fd, &offered);
 	struct request *r;
 	struct frame f;
 	const char *where;
@@ -247,7 +291,7 @@ static void client_ready(struct watch *w, uint32_t events)
 		reply_fail(l, &reply, "request", err, where);
 		return;
 	}
-	serve(l, r);
+	serve(l, r, offered);
 }
 
 static void listener_ready(struct watch *w, uint32_t events)

@@ -12,6 +12,9 @@
 /* <sys/mount.h> is never included beside this: glibc's copy of these names differs. */
 #include <linux/mount.h>
 
+#ifndef MNT_FORCE
+#define MNT_FORCE 1
+#endif
 #ifndef MNT_DETACH
 #define MNT_DETACH 2
 #endif

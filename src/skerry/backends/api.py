@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -176,6 +176,21 @@ class Gauged(Protocol):
 
     def gauges(self) -> dict[str, float]:
         """Returns readings by name; the names are few and fixed."""
+
+
+class BlobSession(NamedTuple):
+    """A FUSE session below which data blobs of verified layers appear, and a copy of its descriptor."""
+
+    descriptor: int  # the receiver closes it
+    fresh: bool  # nobody serves it yet; layers that read from an earlier one give errors
+
+
+@runtime_checkable
+class Lazy(Protocol):
+    """A backend that mounts layers whose data blobs a process of the node's serves on demand."""
+
+    async def blob_session(self, held: int | None, /) -> BlobSession:
+        """Returns the session; `held` is a copy that the node has, should the backend have lost it."""
 
 
 @runtime_checkable

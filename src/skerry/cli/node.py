@@ -113,6 +113,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
 
     from skerry.density.idle import IdleMarks
     from skerry.density.pressure import Marks
+    from skerry.images.lazy.options import LazyOptions
     from skerry.images.objects.s3_options import S3Options, is_s3
     from skerry.network.services import NetworkConfig, Service
     from skerry.node.config import Limits, NodeConfig
@@ -123,6 +124,10 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     refuse_unknown(content.get("pressure", {}), Marks, "pressure.")
     refuse_unknown(content.get("idle_reclaim", {}), IdleMarks, "idle_reclaim.")
     refuse_unknown(content.get("s3", {}), S3Options, "s3.")
+    lazy = content.get("lazy", {})
+    refuse_unknown(lazy, LazyOptions, "lazy.")
+    for table in ("fetch", "server", "profile"):
+        refuse_unknown(lazy.get(table, {}), type(getattr(LazyOptions(), table)), f"lazy.{table}.")
     network = content.get("network", {})
     refuse_unknown(network, NetworkConfig, "network.")
     services = network.get("services", {})

@@ -42,7 +42,7 @@ DONE: Final = "!done"
 COLLECTED: Final = "gc/last"
 RESERVE: Final = "gc/reserve"
 # What may follow a blob's digits. The chunk list goes first: without it a data blob is not there.
-PARTS: Final = (".chunks", ".zst", "")
+PARTS: Final = (".chunks", ".profile", ".zst", "")
 
 
 def hex_of(digest: str) -> str:

@@ -56,7 +56,8 @@ class ImageLibrary(Removal):
     """Layers in one store. `scratch_dir` is best on the store's disk: blobs are then renamed.
 
     `codec` is how data blobs are stored from now on. With `local` metadata blobs are mounted from
-    this node's checked copies; without it from the store, unchecked.
+    this node's checked copies; without it from the store, unchecked. With `verified`, which needs
+    `local`, data blobs come through the chunk cache of the node.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class ImageLibrary(Removal):
         compression: str = "none",
         codec: Codec = Codec.NONE,
         local: LocalLayers | None = None,
+        verified: bool = False,
         import_limits: ImportLimits | None = None,
         upper_limits: UpperLimits | None = None,
         clock: Callable[[], float] = time.time,
@@ -76,7 +78,7 @@ class ImageLibrary(Removal):
         self.tools = tools
         self._scratch_dir = scratch_dir
         self._publisher = Publisher(store, tools, compression, codec, clock)
-        self._local = local
+        self._local, self._verified = local, verified
         self._import_limits = import_limits or ImportLimits()
         self._upper_limits = upper_limits or UpperLimits()
         sweep(scratch_dir)
@@ -292,8 +294,23 @@ class ImageLibrary(Removal):
     def _layer_file(self, manifest: LayerManifest) -> LayerFile:
         identifier = manifest.digest.removeprefix("sha256:")[:32]
         path = self._metadata(manifest)
+        if manifest.data_digest is not None and self._verified and self._local is not None:
+            lazy = self._lazy_device(self._local, manifest.data_digest)
+            return LayerFile(f"{identifier}-v", manifest.digest, path, lazy, MountMode.VERIFIED)
         device = self._device(manifest) if manifest.data_digest is not None else None
         return LayerFile(identifier, manifest.digest, path, device, MountMode.TRUSTED)
+
+    def _lazy_device(self, local: LocalLayers, digest: str) -> str:
+        """Puts here what its mount needs; returns where the launcher sees the data blob."""
+        local.chunk_list(digest, lambda: self.store.chunk_list(digest))
+        local.profile(digest, lambda: self.store.profile(digest))
+        return f"/blobs/{digest.removeprefix('sha256:')}"
+
+    def add_profile(self, digest: str, data: bytes) -> None:
+        """Keeps what a first run of a data blob touched, for all nodes and for this one."""
+        self.store.put_profile(digest, data)
+        if self._local is not None:
+            self._local.put_profile(digest, data)
 
     def _device(self, manifest: LayerManifest) -> str:
         """Returns the data blob's path; LayerDamaged if it is gone or cut off."""

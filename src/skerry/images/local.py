@@ -2,6 +2,7 @@
 
     ROOT/HEX             a metadata blob, by its sha256
     ROOT/HEX.chunks      a chunk list, by the content digest of its data blob (for verified mounts)
+    ROOT/HEX.profile     which chunks of a data blob a first run touched (for verified mounts)
     ROOT/.new-*          half a copy; a crash leaves it, the next start removes it
 
 A copy is checked against its name before it appears, and again at its first use by each process: a
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from skerry.errors import LayerDamaged
+from skerry.errors import LayerDamaged, SkerryError
 from skerry.images.blobread import until_right
 from skerry.images.chunks import ChunkList, decode_list
 from skerry.images.pair import data_digest_of
@@ -28,6 +29,7 @@ from skerry.spec.layers import LayerManifest
 UNUSED_S = 3600.0
 _NEW = ".new-"
 _LIST = ".chunks"
+_PROFILE = ".profile"
 
 Pieces = Callable[[], Iterator[bytes]]
 
@@ -39,6 +41,7 @@ class LocalLayers:
         self.root = root
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
+        self._asked: set[str] = set()  # data blobs whose profile the store was asked for
         self._checked: set[str] = set()  # names of files whose bytes this process has seen right
         with storage_errors(f"making {root}"):
             os.makedirs(root, mode=0o700, exist_ok=True)
@@ -66,6 +69,27 @@ class LocalLayers:
         """Returns the path of a data blob's chunk list, likewise."""
         return self._have(_hex(digest) + _LIST, pieces, lambda path: _check_list(path, digest))
 
+    def profile(self, digest: str, ask: Callable[[], bytes | None]) -> None:
+        """Puts a data blob's profile here if `ask` knows one; asks once, and fails silently.
+
+        Without it a mount is as good, only slower at first.
+        """
+        name = _hex(digest) + _PROFILE
+        if digest in self._asked or os.path.exists(os.path.join(self.root, name)):
+            return
+        self._asked.add(digest)
+        with contextlib.suppress(SkerryError, OSError):
+            data = ask()
+            if data is not None:
+                self.put_profile(digest, data)
+
+    def put_profile(self, digest: str, data: bytes) -> None:
+        """Keeps a profile here, for later mounts; OSError."""
+        fd, fresh = tempfile.mkstemp(prefix=_NEW, dir=self.root)
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.rename(fresh, os.path.join(self.root, _hex(digest) + _PROFILE))
+
     def tidy(self, keep: Collection[str], older_than_s: float = UNUSED_S) -> list[str]:
         """Removes copies that nobody asked for in that time, but for digests in `keep`."""
         removed = []
@@ -74,11 +98,15 @@ class LocalLayers:
         for name in sorted(os.listdir(self.root)):
             path = os.path.join(self.root, name)
             with contextlib.suppress(FileNotFoundError):
-                if name.removesuffix(_LIST) in kept or os.stat(path).st_mtime > limit:
+                if (
+                    name.removesuffix(_LIST).removesuffix(_PROFILE) in kept
+                    or os.stat(path).st_mtime > limit
+                ):
                     continue
                 with self._turn(name):
                     os.unlink(path)
                     self._checked.discard(name)
+                    self._asked.discard(f"sha256:{name.removesuffix(_PROFILE)}")
                 removed.append(name)
         return removed
 

@@ -22,6 +22,7 @@ import msgspec
 from skerry.errors import NotFound, StorageFailed
 from skerry.images import keys
 from skerry.images.chunks import ChunkList, Codec
+from skerry.images.lazy.habits import profile_bytes_max
 from skerry.images.leases import Leases
 from skerry.images.objects.api import Objects, Patient
 from skerry.images.objects.directory import DirectoryObjects
@@ -32,6 +33,7 @@ from skerry.spec.layers import LayerManifest, LayerName, parse_layer_name
 
 VERSION = "2"
 LIST = ".chunks"
+PROFILE = ".profile"  # see `skerry.images.lazy.habits`
 SUFFIXES = {Codec.NONE: "", Codec.ZSTD: ".zst"}
 RECORD_BYTES_MAX = 4 << 20
 READS_AT_ONCE = 16
@@ -192,6 +194,16 @@ class LayerStore:
     def chunk_list(self, digest: str) -> Iterator[bytes]:
         """Gives a data blob's chunk list, not checked; raises NotFound."""
         return self._pieces(keys.blob(digest, LIST))
+
+    def profile(self, digest: str) -> bytes | None:
+        """Returns which chunks of a data blob a first run touched, if that is known; not checked."""
+        return self.objects.get(keys.blob(digest, PROFILE), profile_bytes_max())
+
+    def put_profile(self, digest: str, data: bytes) -> bool:
+        """Keeps the first such profile beside a data blob that is here; returns whether it was."""
+        if not self.has(digest, LIST):
+            return False
+        return self.objects.put_bytes(keys.blob(digest, PROFILE), data, replace=False)
 
     def read_data(self, digest: str, codec: Codec, offset: int, length: int) -> bytes:
         """Returns bytes of a data blob as stored, fewer only at its end; raises NotFound."""

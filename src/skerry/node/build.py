@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 
 from skerry.backends import registry
-from skerry.backends.api import Attended, Backend
+from skerry.backends.api import Attended, Backend, Lazy
 from skerry.density.pressure import Pressure, places
 from skerry.images.erofs import Tools
 from skerry.images.leases import Leases, Timing
@@ -20,6 +20,7 @@ from skerry.images.oci.images import OciImages
 from skerry.images.store import DirectoryStore, LayerStore
 from skerry.node import registry as nodes
 from skerry.node.admission.doors import Admission
+from skerry.node.blobs import Blobs, lazy_config
 from skerry.node.clock import Clock, SystemClock
 from skerry.node.commands.outputs import Outputs
 from skerry.node.commands.results import Results
@@ -107,6 +108,7 @@ def build_node(
             images=images,
             imports=_imports(config, images, kept, oci),
             keeper=_keeper(config, clock, kept, sandboxes),
+            blobs=_blobs(config, found, kept),
             backends=found,
             version=_version(),
         )
@@ -164,6 +166,22 @@ def _imports(
     return Imports(oci, images, threads_max=threads_max, auth_file=config.registry_auth_file)
 
 
+def _blobs(
+    config: NodeConfig, backends: Mapping[str, Backend], kept: ImageLibrary | None
+) -> Blobs | None:
+    """Returns what serves verified mounts; also if only sandboxes of an earlier run have such."""
+    lazy = lazy_config(config, _local_layers(config))
+    if not config.verified and not os.path.exists(lazy.socket):
+        return None
+    for backend in backends.values():
+        if isinstance(backend, Lazy):
+            log_path = os.path.join(config.state_dir, "blobs.log")
+            return Blobs(
+                lazy, backend, log_path=log_path, add_profile=kept.add_profile if kept else None
+            )
+    return None
+
+
 def _journal(config: NodeConfig, clock: Clock) -> Journal:
     path = os.path.join(config.state_dir, "journal")
     journal = Journal.open(path, now_ns=lambda: int(clock.wall() * 1e9))
@@ -219,7 +237,9 @@ def _library(config: NodeConfig, node: str) -> ImageLibrary:
     # On a disk of this host: on a shared one nobody could tell whose scratch was left behind.
     scratch = os.path.join(config.state_dir, "scratch")
     local = LocalLayers(_local_layers(config))
-    return ImageLibrary(store, Tools(config.cache_dir), scratch, local=local)
+    return ImageLibrary(
+        store, Tools(config.cache_dir), scratch, local=local, verified=config.verified
+    )
 
 
 def _store(config: NodeConfig, node: str) -> LayerStore:

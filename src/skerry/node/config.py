@@ -9,6 +9,7 @@ from typing import Any
 from skerry.density.idle import IdleMarks
 from skerry.density.pressure import Marks
 from skerry.errors import InvalidRequest
+from skerry.images.lazy.options import LazyOptions
 from skerry.images.objects.s3_options import S3Options, parse_place
 from skerry.network.services import NetworkConfig
 from skerry.spec.limits import GIB, MIB, parse_bytes
@@ -55,6 +56,10 @@ class NodeConfig:
     store_dir: str  # layers, unless `store` names a bucket
     store: str = ""  # "s3://BUCKET/PREFIX": layers there; "": in store_dir
     s3: S3Options = field(default_factory=S3Options)  # how that bucket is reached
+    # How data of layers is read: "trusted" (in place, of a directory), "verified" (by the chunk,
+    # checked and cached in state_dir); "": verified from a bucket, trusted from a directory.
+    mounts: str = ""
+    lazy: LazyOptions = field(default_factory=LazyOptions)  # of verified mounts
     cache_dir: str = "/var/cache/skerry"  # image tools and archives that can be had again
     # Credentials for registries (like ~/.docker/config.json), for imports and pushes that bring none.
     registry_auth_file: str | None = None
@@ -92,6 +97,11 @@ class NodeConfig:
         return self.socket or os.path.join(self.run_dir, "node.sock")
 
     @property
+    def verified(self) -> bool:
+        """Whether data of layers is read through the chunk cache."""
+        return self.mounts == "verified" or bool(self.store and not self.mounts)
+
+    @property
     def orphans_end_after_s(self) -> float | None:
         """How long instances that are not detached outlive their node; None: for ever."""
         if self.orphan_after_s is not None or not self.embedded:
@@ -106,6 +116,11 @@ class NodeConfig:
         if self.store:
             parse_place(self.store)
         self.s3.check()
+        if self.mounts not in ("", "trusted", "verified"):
+            raise InvalidRequest(f"mounts: {self.mounts[:40]!r} is neither trusted nor verified")
+        if self.mounts == "trusted" and self.store:
+            raise InvalidRequest("mounts: layers in a bucket are only mounted verified")
+        self.lazy.check()
         if len(os.fsencode(self.socket_path)) > 107:
             raise InvalidRequest(f"socket: {self.socket_path} is longer than a socket path may be")
         if not self.backends:

@@ -105,6 +105,8 @@ async def alive(node: Node, hurry: asyncio.Event | None = None) -> AsyncIterator
                 except SkerryError as error:
                     raise Unavailable(f"backend {name}: {error.message}") from error
                 started.append(name)
+            if node.blobs is not None:
+                await node.blobs.start()
             await node.keeper.recall()
             await recover(node)
             node.drain.recall()
@@ -179,6 +181,8 @@ async def _end_parts(node: Node, started: list[str], hurry: asyncio.Event | None
                 log.warning("backend %s did not end in time", name)
         except SkerryError:
             log.exception("backend %s did not end well", name)
+    if node.blobs is not None:  # until here: what unmounts may wait for bytes
+        await node.blobs.close(gone=not keep)
     if not keep:  # what a paused sandbox has in it would not fit into memory
         await close_swap(node.identity.name)
     node.ledger.close()

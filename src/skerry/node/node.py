@@ -41,6 +41,7 @@ class Node:
         self.images = parts.images
         self.imports = parts.imports
         self.keeper = parts.keeper
+        self.blobs = parts.blobs
         self.networks = parts.networks
         self.backends = parts.backends
         self.version = parts.version
@@ -73,6 +74,7 @@ class Node:
             **self.loop_watch.gauges(),
             **self.ledger.gauges(),
             **self.networks.gauges(),
+            **(self.blobs.gauges() if self.blobs else {}),
             "uptime_seconds": round(self.clock.wall() - self.started, 3),
             "draining": float(self.drain.on),
             "timers": len(self.timers),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from skerry.backends.api import Backend
 from skerry.node.admission.doors import Admission
+from skerry.node.blobs import Blobs
 from skerry.node.clock import Clock
 from skerry.node.commands.outputs import Outputs
 from skerry.node.commands.results import Results
@@ -43,6 +44,7 @@ class Parts:
     images: Images
     imports: Imports
     keeper: Keeper
+    blobs: Blobs | None  # None: no layer is mounted verified here
     networks: Networks
     backends: Mapping[str, Backend]
     version: str

@@ -165,7 +165,11 @@ def composed_config(manifests: Iterable[LayerManifest]) -> ImageConfig:
 
 
 class LayerFile(msgspec.Struct, frozen=True):
-    """Where a node finds one layer's blobs; `id` is the digest's first 32 hexadecimal digits."""
+    """Where a node finds one layer's blobs.
+
+    `id` is the digest's first 32 hexadecimal digits, with "-v" behind them for a verified mount: one
+    layer may be mounted in both ways.
+    """
 
     id: str
     digest: str

@@ -78,6 +78,7 @@ class LauncherFrame(IntEnum):
     RECLAIM = 0x4D
     PREFETCH = 0x4E
     SHUTDOWN = 0x4F
+    BLOBS = 0x50
     EXITED = 0x60
     OK = 0xC0
     FAIL = 0xC1

@@ -257,6 +257,15 @@ class Shutdown(Request, frozen=True):
     CODE = LauncherFrame.SHUTDOWN
 
 
+class Blobs(Request, frozen=True):
+    """Asks for the FUSE session at /blobs; `BlobsReply` comes with a copy of its descriptor.
+
+    One that the launcher has not, since an earlier one had it, may be sent along.
+    """
+
+    CODE = LauncherFrame.BLOBS
+
+
 class StatusReply(Body, frozen=True, kw_only=True):
     """What the launcher is and holds."""
 
@@ -311,6 +320,13 @@ class StopReply(Body, frozen=True, kw_only=True):
     text: str | None = None  # why not clean
 
 
+class BlobsReply(Body, frozen=True):
+    """Whether the session is a new one: then nothing serves it, and layers that had another are gone."""
+
+    PARTS: ClassVar[tuple[Part, ...]] = (flag("state", Tag.STATE),)
+    state: bool
+
+
 class MovedReply(Body, frozen=True):
     """How much was moved; of PREFETCH, how many bytes of addresses were looked at."""
 
@@ -345,6 +361,7 @@ class Reply(msgspec.Struct, frozen=True):
     request_id: int
     failure: Failure | None
     payload: bytes = b""
+    descriptor: int | None = None  # came along; its receiver closes it
 
     def status(self) -> StatusReply:
         """Returns the success of Status; raises ProtocolError."""
@@ -361,6 +378,10 @@ class Reply(msgspec.Struct, frozen=True):
     def stop(self) -> StopReply:
         """Returns the success of Stop; raises ProtocolError."""
         return StopReply.parse(self.payload)
+
+    def blobs(self) -> BlobsReply:
+        """Returns the success of Blobs; raises ProtocolError."""
+        return BlobsReply.parse(self.payload)
 
     def moved(self) -> MovedReply:
         """Returns the success of Reclaim and Prefetch; raises ProtocolError."""

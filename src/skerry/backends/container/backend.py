@@ -8,13 +8,21 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 
-from skerry.backends.api import Capabilities, CreateRequest, Health, Record, Upper, View
+from skerry.backends.api import (
+    BlobSession,
+    Capabilities,
+    CreateRequest,
+    Health,
+    Record,
+    Upper,
+    View,
+)
 from skerry.backends.container import creation, host, recovery, uppers, views
 from skerry.backends.container.backing import Backing
 from skerry.backends.container.instance import ContainerInstance
 from skerry.backends.container.parts import Parts, Places
 from skerry.backends.shared import binaries, proc
-from skerry.backends.shared.launcher import Launcher
+from skerry.backends.shared.launcher import Launcher, LauncherFailed
 from skerry.backends.shared.launcher_process import LauncherProcess, clear_log
 from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.wire import plan
@@ -35,6 +43,7 @@ class ContainerBackend:
         self._backing: Backing | None = None
         self._keepers: list[asyncio.Task[None]] = []
         self._closing = False
+        self._session: int | None = None  # a copy of the blob session's descriptor
 
     @property
     def parts(self) -> Parts:
@@ -118,6 +127,7 @@ class ContainerBackend:
             await parts.process.close(stop=not keep_instances)
         if not keep_instances:
             self._remove_places(parts)
+        self._let_session_go()
         self._parts, self._closing = None, False
 
     async def create(self, request: CreateRequest, /) -> ContainerInstance:
@@ -158,6 +168,32 @@ class ContainerBackend:
         """Deletes a view."""
         await views.drop(self.parts, view.name)
         self.parts.views.pop(view.name, None)
+
+    async def blob_session(self, held: int | None, /) -> BlobSession:
+        """Asks the launcher; a launcher that follows a killed one is given what is held here."""
+        process = self.parts.process
+        if process is None:
+            raise Unavailable("the container backend is not running")
+        return await self._ask_session(await process.get(), self._session if held is None else held)
+
+    async def _ask_session(self, launcher: Launcher, held: int | None) -> BlobSession:
+        try:
+            reply = await launcher.ask(plan.Blobs(), descriptor=held)
+        except LauncherFailed as error:
+            raise error.to_error() from error
+        if reply.descriptor is None:
+            raise Unavailable("the launcher sent no descriptor of the session")
+        fresh = reply.blobs().state
+        if fresh:
+            self.parts.layers.lost_session()
+        self._let_session_go()
+        self._session = os.dup(reply.descriptor)
+        return BlobSession(reply.descriptor, fresh)
+
+    def _let_session_go(self) -> None:
+        if self._session is not None:
+            os.close(self._session)
+            self._session = None
 
     def daemons(self) -> tuple[tuple[str, int], ...]:
         """The launcher."""
@@ -208,6 +244,8 @@ class ContainerBackend:
         request = plan.UpperOpen(upper=store.kind, path=store.path)
         parts.features = frozenset((await launcher.ask(request)).upper().feature)
         await recovery.restore(parts, launcher, status)
+        if self._session is not None:
+            os.close((await self._ask_session(launcher, self._session)).descriptor)
 
     def _exited(self, event: plan.Exited) -> None:
         instance = self._parts.instances.get(event.instance) if self._parts else None

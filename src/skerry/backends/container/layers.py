@@ -15,6 +15,7 @@ from skerry.spec.layers import LayerFile
 from skerry.wire import plan
 
 UNUSED_S = 60.0
+VERIFIED = "-v"  # how ids of layers end whose data comes through /blobs
 JANITOR_PAUSE_S = 5.0
 _BROKEN = {
     errno.EINVAL,
@@ -74,6 +75,12 @@ class LayerMounts:
             mount.mounted = False
         for layer in ids:
             self._mounts.setdefault(layer, _Mount()).mounted = True
+
+    def lost_session(self) -> None:
+        """The launcher let go of layers that read from an earlier session: they are mounted anew."""
+        for layer, mount in self._mounts.items():
+            if layer.endswith(VERIFIED):
+                mount.mounted = False
 
     async def acquire(self, layers: tuple[LayerFile, ...]) -> None:
         """Mounts what is not mounted and counts one user more of each.

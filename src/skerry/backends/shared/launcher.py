@@ -54,7 +54,7 @@ class Launcher:
         self._loop = asyncio.get_running_loop()
         self._next_id = 1
         self._waiting: dict[int, tuple[str, asyncio.Future[plan.Reply]]] = {}
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[tuple[bytes, int | None]] = deque()  # with descriptors of our own
         self.lost = asyncio.Event()
         self._loop.add_reader(sock, self._readable)
 
@@ -76,6 +76,8 @@ class Launcher:
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
+        for _, descriptor in self._unsent:
+            _close(descriptor)
         self._unsent.clear()
         for name, future in self._waiting.values():
             if not future.done():
@@ -84,8 +86,14 @@ class Launcher:
         self._waiting.clear()
         self.lost.set()
 
-    async def ask(self, request: plan.Request, timeout_s: float = REQUEST_TIMEOUT_S) -> plan.Reply:
-        """Asks and returns the answer.
+    async def ask(
+        self,
+        request: plan.Request,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        *,
+        descriptor: int | None = None,
+    ) -> plan.Reply:
+        """Asks, with a copy of a descriptor if one is given, and returns the answer.
 
         Raises LauncherFailed for FAIL; Unavailable if the connection is lost or nothing comes in
         time: then the request may or may not be carried out.
@@ -98,7 +106,7 @@ class Launcher:
         packet = request.encode(number)
         future: asyncio.Future[plan.Reply] = self._loop.create_future()
         self._waiting[number] = (name, future)
-        self._send(packet)
+        self._send(packet, descriptor)
         try:
             async with asyncio.timeout(timeout_s):
                 reply = await future
@@ -121,15 +129,19 @@ class Launcher:
             )
         return msgspec.structs.replace(whole, offset=None)
 
-    def _send(self, packet: bytes) -> None:
-        self._unsent.append(packet)
+    def _send(self, packet: bytes, descriptor: int | None) -> None:
+        self._unsent.append((packet, None if descriptor is None else os.dup(descriptor)))
         if len(self._unsent) == 1:
             self._writable()
 
     def _writable(self) -> None:
         while self._unsent:
+            packet, descriptor = self._unsent[0]
             try:
-                self._sock.send(self._unsent[0])
+                if descriptor is None:
+                    self._sock.send(packet)
+                else:
+                    socket.send_fds(self._sock, [packet], [descriptor])
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._sock, self._writable)
                 return
@@ -137,12 +149,17 @@ class Launcher:
                 self.close()
                 return
             self._unsent.popleft()
+            _close(descriptor)
         self._loop.remove_writer(self._sock)
 
     def _readable(self) -> None:
         while self._sock.fileno() >= 0:
+            descriptor = None
             try:
-                packet = self._sock.recv(_PACKET_MAX)
+                packet, passed, _, _ = socket.recv_fds(
+                    self._sock, _PACKET_MAX, 1, socket.MSG_CMSG_CLOEXEC
+                )
+                descriptor = passed[0] if passed else None
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -151,15 +168,26 @@ class Launcher:
                 self.close()
                 return
             try:
-                self._received(plan.decode(packet))
+                self._received(plan.decode(packet), descriptor)
             except ProtocolError:
+                _close(descriptor)
                 self.close()
                 return
 
-    def _received(self, packet: plan.Reply | plan.Exited) -> None:
+    def _received(self, packet: plan.Reply | plan.Exited, descriptor: int | None) -> None:
         if isinstance(packet, plan.Exited):
+            _close(descriptor)
             self._on_exited(packet)
             return
         _, future = self._waiting.pop(packet.request_id, ("", None))
-        if future is not None and not future.done():
+        if future is None or future.done():
+            _close(descriptor)  # whoever asked has given up
+        elif descriptor is None:
             future.set_result(packet)
+        else:
+            future.set_result(msgspec.structs.replace(packet, descriptor=descriptor))
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from skerry.backends.api import Backend, CreateRequest, View
-from skerry.errors import Conflict, InvalidRequest, SandboxFailed, SkerryError
+from skerry.errors import Conflict, InvalidRequest, SandboxFailed, SkerryError, Unavailable
 from skerry.lifecycle.table import Event
 from skerry.node import ledger
 from skerry.node.admission.holders import JOB_LABEL, Holder
@@ -18,7 +18,7 @@ from skerry.node.images import Environment
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
 from skerry.spec import limits
-from skerry.spec.layers import ImageConfig, RootfsPlan
+from skerry.spec.layers import ImageConfig, MountMode, RootfsPlan
 from skerry.spec.sandbox import SandboxSpec, State
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Creation:
         self._backends = parts.backends
         self._owners = parts.owners
         self._networks = parts.networks
+        self._blobs = parts.blobs
+        self._blobs = parts.blobs
 
     async def create(
         self,
@@ -151,6 +153,10 @@ class Creation:
         origin: Origin | None = None,
     ) -> None:
         spec = sandbox.spec
+        if any(layer.mode is MountMode.VERIFIED for layer in plan.layers):
+            if self._blobs is None:
+                raise Unavailable(f"backend {spec.backend} cannot read layers on demand")
+            await self._blobs.ready()
         self._ledger.append(
             sandbox.id,
             ledger.Began(

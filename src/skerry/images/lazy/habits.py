@@ -1,0 +1,123 @@
+"""How a blob is read: who goes through it in order, and what a first run touches."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+PROFILE_CHUNKS_MAX: Final = 1 << 16
+_HEAD: Final = struct.Struct("<8sII")
+_MAGIC: Final = b"SKTOUCH1"
+_STREAMS_MAX: Final = 4
+
+
+class _Stream:
+    """One reader who goes through a blob in order."""
+
+    __slots__ = ("next", "until", "window")
+
+    def __init__(self, after: int) -> None:
+        self.next = self.until = after
+        self.window = 0
+
+
+class Habits:
+    """Of one blob since it was mounted; for many threads."""
+
+    def __init__(self, chunks: int, *, first: int, longest: int, record_s: float) -> None:
+        """Reads ahead by `first` chunks at first, by `longest` at last (0: never)."""
+        self._chunks, self._first, self._longest = chunks, first, longest
+        self._record_s = record_s
+        self._lock = threading.Lock()
+        self._streams: list[_Stream] = []
+        self._last = -1
+        self._touched = bytearray(chunks)
+        self._order = array("I")
+        self._began = 0.0
+
+    def seen(self, wanted: range) -> range:
+        """Takes note of a read; returns what should be fetched ahead of the reader, mostly nothing."""
+        last = wanted.stop - 1
+        if last == self._last and wanted.start == last:
+            return range(0)
+        with self._lock:
+            self._last = last
+            self._record(wanted)
+            return self._ahead(wanted) if self._longest else range(0)
+
+    def _record(self, wanted: range) -> None:
+        if self._record_s <= 0 or len(self._order) >= PROFILE_CHUNKS_MAX:
+            return
+        now = time.monotonic()
+        self._began = self._began or now
+        if now - self._began > self._record_s:
+            return
+        for chunk in wanted:
+            if not self._touched[chunk]:
+                self._touched[chunk] = 1
+                self._order.append(chunk)
+
+    def _ahead(self, wanted: range) -> range:
+        for stream in self._streams:
+            if stream.next - 1 <= wanted.start <= stream.next:
+                break
+        else:
+            self._streams = [*self._streams[-_STREAMS_MAX + 1 :], _Stream(wanted.stop)]
+            return range(0)
+        if wanted.stop <= stream.next:
+            return range(0)
+        stream.next = wanted.stop
+        stream.until = max(stream.until, wanted.stop)
+        # The next window is asked for when half of the last one is left.
+        if stream.until - wanted.stop > stream.window // 2:
+            return range(0)
+        stream.window = min(max(stream.window * 2, self._first), self._longest)
+        start = stream.until
+        stream.until = max(start, min(wanted.stop + stream.window, self._chunks))
+        return range(start, stream.until)
+
+    def recorded(self) -> bytes | None:
+        """Returns the profile of a run that is long enough ago to be complete, once."""
+        with self._lock:
+            over = self._began and time.monotonic() - self._began > self._record_s
+            if not over or not self._order or self._record_s <= 0:
+                return None
+            self._record_s = 0.0
+            return encode_profile(self._order)
+
+
+def encode_profile(chunks: array[int]) -> bytes:
+    """Returns a profile: the chunks in the order in which they were first touched."""
+    return _HEAD.pack(_MAGIC, 1, len(chunks)) + chunks.tobytes()
+
+
+def decode_profile(data: bytes, count: int) -> list[int]:
+    """Returns the chunks of a profile of a blob with `count` chunks; [] if it is none."""
+    if len(data) < _HEAD.size:
+        return []
+    magic, version, length = _HEAD.unpack_from(data)
+    if magic != _MAGIC or version != 1 or len(data) != _HEAD.size + 4 * length:
+        return []
+    chunks = array("I", data[_HEAD.size :])
+    return list(dict.fromkeys(chunks)) if all(chunk < count for chunk in chunks) else []
+
+
+def profile_bytes_max() -> int:
+    """Returns how long a profile may be."""
+    return _HEAD.size + 4 * PROFILE_CHUNKS_MAX
+
+
+def merged(chunks: Iterable[int], longest: int) -> Iterator[range]:
+    """Gives the runs of chunks in order of their first one's place in `chunks`, none above `longest`.
+
+    What lies between two wanted chunks of the same range comes along: one request is cheaper than two.
+    """
+    places: dict[int, list[int]] = {}
+    for chunk in chunks:
+        places.setdefault(chunk // longest, []).append(chunk)
+    for group in places.values():
+        yield range(min(group), max(group) + 1)

@@ -1,0 +1,419 @@
+"""Data blobs read through FUSE, by chunk, from a store with knobs.
+
+What is promised: only what is touched is fetched, once for all who want it; no byte is served that was
+not checked, whatever a crash left; every read ends within its bound; the cache keeps to its size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import random
+import sys
+import time
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skerry.images.chunks import CHUNK_BYTES, Codec
+from skerry.images.lazy import cache
+from skerry.images.lazy.fetch import FetchConfig
+from skerry.images.lazy.habits import decode_profile, encode_profile
+from skerry.images.lazy.profiles import ProfileConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lazy_stand import (
+    Blob,
+    Knobs,
+    Stand,
+    blob_of,
+    content_of,
+    put_list,
+    read,
+    served,
+    unmount,
+    until,
+)
+
+pytestmark = pytest.mark.root
+
+MIB = 1 << 20
+EIO = os.strerror(errno.EIO)
+FETCH = FetchConfig(range_bytes=CHUNK_BYTES, ahead_bytes=0, wait_s=5.0, threads=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def can_mount(tmp_path_factory: pytest.TempPathFactory) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("there is no /dev/fuse")
+
+
+@pytest.fixture
+def blob(tmp_path: Path) -> Blob:
+    return blob_of(content_of(10 * MIB + 12_345), Codec.NONE, tmp_path)
+
+
+def served_one(
+    place: Path, blob: Blob, **changes: object
+) -> contextlib.AbstractContextManager[Stand]:
+    return served(place, Knobs({blob.name: blob}), **changes)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_every_byte_is_as_in_the_store(tmp_path: Path, codec: Codec) -> None:
+    blob = blob_of(content_of(5 * MIB + 77) + bytes(MIB), codec, tmp_path)
+    chance = random.Random(3)
+    with served_one(tmp_path, blob) as stand:
+        handle = stand.open(blob)
+        assert os.fstat(handle).st_size == len(blob.content)
+        for _ in range(60):
+            start = chance.randrange(len(blob.content))
+            length = chance.randrange(1, 900_000)
+            assert read(handle, start, length) == blob.content[start : start + length]
+        os.close(handle)
+        assert (stand.at / blob.name).read_bytes() == blob.content
+
+
+def test_only_touched_chunks_are_fetched_and_only_once(tmp_path: Path, blob: Blob) -> None:
+    with served_one(tmp_path, blob) as stand:
+        handle = stand.open(blob)
+        for at in (0, 5 * CHUNK_BYTES, 5 * CHUNK_BYTES + 8192, 20 * CHUNK_BYTES - 1):
+            read(handle, at, 2)
+        os.close(handle)
+        chunks = sorted(offset // CHUNK_BYTES for offset, _ in stand.source.asked)
+        assert chunks == [0, 5, 19, 20]
+        assert stand.process.stats.fetched_bytes == 4 * CHUNK_BYTES
+        until(lambda: (stand.process.stats.hits, stand.process.stats.misses) == (1, 3))
+
+
+def test_who_misses_the_same_chunk_at_once_shares_one_fetch(tmp_path: Path, blob: Blob) -> None:
+    with served_one(tmp_path, blob) as stand, ThreadPoolExecutor(12) as threads:
+        stand.source.gate.clear()
+        handle = stand.open(blob)
+        reads = [threads.submit(read, handle, at * 4096, 4096) for at in range(12)]
+        until(lambda: len(stand.process.server._fetcher.waiting) == 12)
+        stand.source.gate.set()
+        for at, one in enumerate(reads):
+            assert one.result(10) == blob.content[at * 4096 : (at + 1) * 4096]
+        os.close(handle)
+        assert len(stand.source.asked) == 1
+        assert stand.process.stats.merged == 11
+
+
+def test_misses_of_different_chunks_are_fetched_at_the_same_time(
+    tmp_path: Path, blob: Blob
+) -> None:
+    with served_one(tmp_path, blob) as stand, ThreadPoolExecutor(4) as threads:
+        stand.source.gate.clear()
+        handle = stand.open(blob)
+        reads = [threads.submit(read, handle, at * CHUNK_BYTES, 10) for at in range(4)]
+        until(lambda: len(stand.source.asked) == 4)
+        stand.source.gate.set()
+        assert [one.result(10) for one in reads] == [
+            blob.content[at * CHUNK_BYTES :][:10] for at in range(4)
+        ]
+        os.close(handle)
+
+
+def test_a_miss_fetches_its_whole_range_but_nothing_twice(tmp_path: Path, blob: Blob) -> None:
+    fetch = replace(FETCH, range_bytes=4 * CHUNK_BYTES)
+    with served_one(tmp_path, blob, fetch=fetch) as stand:
+        handle = stand.open(blob)
+        read(handle, 5 * CHUNK_BYTES, 10)
+        assert stand.source.asked == [(4 * CHUNK_BYTES, 4 * CHUNK_BYTES)]
+        read(handle, 7 * CHUNK_BYTES + 9, 2 * CHUNK_BYTES)
+        assert stand.source.asked[1:] == [(8 * CHUNK_BYTES, 4 * CHUNK_BYTES)]
+        os.close(handle)
+
+
+def test_a_reader_in_order_is_kept_ahead_of(tmp_path: Path, blob: Blob) -> None:
+    fetch = replace(FETCH, ahead_bytes=8 * CHUNK_BYTES)
+    with served_one(tmp_path, blob, fetch=fetch) as stand:
+        stand.source.delay_s = 0.02
+        handle = stand.open(blob)
+        for at in range(0, len(blob.content), 65_536):
+            assert read(handle, at, 65_536) == blob.content[at : at + 65_536]
+            time.sleep(0.004)
+        os.close(handle)
+        stats = stand.process.stats
+        assert stats.fetched_chunks == blob.chunks.count
+        assert stats.ahead_chunks >= blob.chunks.count - 6
+        # Most of it was there before it was asked for.
+        assert stats.hits > 0.8 * stats.reads
+
+
+def test_a_random_reader_is_not_read_ahead_for(tmp_path: Path, blob: Blob) -> None:
+    fetch = replace(FETCH, ahead_bytes=8 * CHUNK_BYTES)
+    with served_one(tmp_path, blob, fetch=fetch) as stand:
+        handle = stand.open(blob)
+        for chunk in (3, 30, 12, 24, 6, 36, 18):
+            read(handle, chunk * CHUNK_BYTES, 10)
+        os.close(handle)
+        assert stand.asked_chunks() == 7
+
+
+def test_a_chunk_that_came_wrong_is_fetched_again(tmp_path: Path, blob: Blob) -> None:
+    with served_one(tmp_path, blob, fetch=replace(FETCH, range_bytes=MIB)) as stand:
+        stand.source.wrong[5 * CHUNK_BYTES + 3] = 2
+        handle = stand.open(blob)
+        assert read(handle, 5 * CHUNK_BYTES, 10) == blob.content[5 * CHUNK_BYTES :][:10]
+        os.close(handle)
+        assert stand.process.stats.verify_failures == 2
+        # Its neighbours of the range were good at once.
+        assert stand.source.asked[1:] == [(5 * CHUNK_BYTES, CHUNK_BYTES)] * 2
+
+
+def test_a_chunk_that_stays_wrong_is_a_fault_with_digest_and_number(
+    tmp_path: Path, blob: Blob, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served_one(tmp_path, blob) as stand:
+        stand.source.wrong[5 * CHUNK_BYTES + 3] = 99
+        handle = stand.open(blob)
+        with pytest.raises(OSError, match=EIO):
+            read(handle, 5 * CHUNK_BYTES + 100, 10)
+        assert read(handle, 6 * CHUNK_BYTES, 10) == blob.content[6 * CHUNK_BYTES :][:10]
+        stand.source.wrong.clear()
+        assert read(handle, 5 * CHUNK_BYTES, 10) == blob.content[5 * CHUNK_BYTES :][:10]
+        os.close(handle)
+    faults = [line.getMessage() for line in caplog.records if "platform fault" in line.getMessage()]
+    assert len(faults) == 1
+    assert f"chunk 5 of sha256:{blob.name}" in faults[0]
+
+
+def test_a_blob_that_is_cut_off_in_the_store_is_told_where_it_lacks(
+    tmp_path: Path, blob: Blob
+) -> None:
+    with served_one(tmp_path, blob) as stand:
+        stand.source.cut = 9 * CHUNK_BYTES + 100
+        handle = stand.open(blob)
+        assert read(handle, 8 * CHUNK_BYTES, 10) == blob.content[8 * CHUNK_BYTES :][:10]
+        for chunk in (9, 12):
+            with pytest.raises(OSError, match=EIO):
+                read(handle, chunk * CHUNK_BYTES, 10)
+        os.close(handle)
+
+
+def test_a_store_that_comes_back_in_time_is_waited_for(tmp_path: Path, blob: Blob) -> None:
+    with served_one(tmp_path, blob) as stand, ThreadPoolExecutor(1) as threads:
+        stand.source.failing = True
+        handle = stand.open(blob)
+        one = threads.submit(read, handle, 0, 100)
+        until(lambda: stand.process.stats.store_failures >= 2)
+        assert not one.done()
+        stand.source.failing = False
+        assert one.result(10) == blob.content[:100]
+        os.close(handle)
+
+
+@pytest.mark.parametrize("how", ["failing", "silent"])
+def test_a_store_that_stays_away_ends_a_read_within_its_bound(
+    tmp_path: Path, blob: Blob, how: str
+) -> None:
+    fetch = replace(FETCH, wait_s=0.6, threads=2)
+    with served_one(tmp_path, blob, fetch=fetch) as stand, ThreadPoolExecutor(8) as threads:
+        stand.source.failing = how == "failing"
+        if how == "silent":
+            stand.source.gate.clear()
+        handle = stand.open(blob)
+
+        def one(chunk: int) -> float:
+            began = time.monotonic()
+            with pytest.raises(OSError, match=EIO):
+                read(handle, chunk * CHUNK_BYTES, 10)
+            return time.monotonic() - began
+
+        took = list(threads.map(one, range(8)))
+        assert min(took) >= 0.55
+        assert max(took) < 3.0
+        stand.source.failing = False
+        stand.source.gate.set()
+        assert read(handle, 0, 10) == blob.content[:10]
+        os.close(handle)
+        assert stand.process.stats.expired == 8
+
+
+def test_a_chunk_list_of_another_name_mounts_nothing(tmp_path: Path, blob: Blob) -> None:
+    other = blob_of(content_of(MIB, 9), Codec.NONE, tmp_path)
+    with served_one(tmp_path, blob) as stand:
+        put_list(tmp_path, Blob(other.content, "ab" * 32, other.chunks, other.stored))
+        with pytest.raises(OSError, match=EIO):
+            os.open(stand.at / ("ab" * 32), os.O_RDONLY)
+        with pytest.raises(FileNotFoundError):
+            os.open(stand.at / ("cd" * 32), os.O_RDONLY)
+        with pytest.raises(FileNotFoundError):
+            os.open(stand.at / "..chunks", os.O_RDONLY)
+
+
+# --- the cache on disk ---
+
+
+def test_what_was_fetched_is_not_fetched_again_after_a_restart(tmp_path: Path, blob: Blob) -> None:
+    with served_one(tmp_path, blob) as stand:
+        assert (stand.at / blob.name).read_bytes() == blob.content
+    with served_one(tmp_path, blob) as stand:
+        assert (stand.at / blob.name).read_bytes() == blob.content
+        assert stand.source.asked == []
+        assert stand.process.stats.stale_chunks == 0
+
+
+@pytest.mark.parametrize("damage", ["bit", "zeros", "hole", "cut"])
+def test_what_a_crash_left_wrong_is_never_served(tmp_path: Path, blob: Blob, damage: str) -> None:
+    with served_one(tmp_path, blob) as stand:
+        assert (stand.at / blob.name).read_bytes() == blob.content
+    path, at = tmp_path / "cache" / blob.name, 7 * CHUNK_BYTES + 4096
+    with open(path, "r+b") as file:
+        if damage == "bit":
+            file.seek(at)
+            file.write(bytes([blob.content[at] ^ 4]))
+        elif damage == "zeros":
+            file.seek(at)
+            file.write(bytes(4096))
+        elif damage == "hole":
+            cache._punch(file.fileno(), at, 8192)
+        else:
+            file.truncate(at)
+    with served_one(tmp_path, blob) as stand:
+        assert (stand.at / blob.name).read_bytes() == blob.content
+        wanted = 1 if damage != "cut" else blob.chunks.count
+        assert stand.asked_chunks() == wanted
+
+
+def test_the_cache_keeps_to_its_size_and_its_bytes_right(tmp_path: Path) -> None:
+    blob = blob_of(content_of(100 * MIB), Codec.NONE, tmp_path)
+    chance = random.Random(5)
+    with served_one(tmp_path, blob, cache_bytes=64 * MIB) as stand:
+        handle = stand.open(blob)
+        path = tmp_path / "cache" / blob.name
+
+        def some(seed: int) -> None:
+            own = random.Random(seed)
+            for _ in range(150):
+                start = own.randrange(len(blob.content) - 600_000)
+                length = own.randrange(1, 600_000)
+                assert read(handle, start, length) == blob.content[start : start + length]
+                assert stand.process.cache.used <= 64 * MIB
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(some, [chance.random() for _ in range(4)]))
+        os.close(handle)
+        assert stand.process.stats.evicted_bytes > 0
+        assert os.stat(path).st_blocks * 512 <= 65 * MIB
+
+
+def test_what_is_read_again_and_again_outlives_what_is_read_once(tmp_path: Path) -> None:
+    blob = blob_of(content_of(100 * MIB), Codec.NONE, tmp_path)
+    with served_one(tmp_path, blob, cache_bytes=64 * MIB) as stand:
+        handle = stand.open(blob)
+        for at in range(0, 100 * MIB, CHUNK_BYTES):
+            read(handle, at, 10)
+            read(handle, 0, 10)
+        os.close(handle)
+        assert sum(offset == 0 for offset, _ in stand.source.asked) == 1
+
+
+def test_old_blobs_make_room_and_leave_no_file(tmp_path: Path) -> None:
+    old = blob_of(content_of(6 * MIB, 1), Codec.NONE, tmp_path)
+    with served_one(tmp_path, old) as stand:
+        (stand.at / old.name).read_bytes()
+    new = blob_of(content_of(70 * MIB, 2), Codec.NONE, tmp_path)
+    with served_one(tmp_path, new, cache_bytes=64 * MIB) as stand:
+        handle = stand.open(new)
+        for at in range(0, 70 * MIB, CHUNK_BYTES):
+            read(handle, at, 10)
+        os.close(handle)
+        assert not (tmp_path / "cache" / old.name).exists()
+        assert stand.process.cache.used <= 64 * MIB
+
+
+def test_a_full_disk_is_served_past(tmp_path: Path, blob: Blob) -> None:
+    libc = ctypes.CDLL(None)
+    (tmp_path / "cache").mkdir()
+    at = bytes(tmp_path / "cache")
+    assert libc.mount(b"tiny", at, b"tmpfs", 0, b"size=2m") == 0
+    try:
+        with served_one(tmp_path, blob) as stand:
+            assert (stand.at / blob.name).read_bytes() == blob.content
+            handle = stand.open(blob)
+            assert read(handle, 9 * MIB + 5, MIB) == blob.content[9 * MIB + 5 : 10 * MIB + 5]
+            os.close(handle)
+            assert stand.process.stats.uncached_chunks > 30
+            assert stand.process.stats.faults == 0
+    finally:
+        unmount(tmp_path / "cache")
+
+
+def test_little_space_left_is_left_to_others(tmp_path: Path, blob: Blob) -> None:
+    with served_one(tmp_path, blob, disk_free_min_bytes=1 << 60) as stand:
+        assert (stand.at / blob.name).read_bytes() == blob.content
+        assert stand.process.cache.used == 0
+
+
+# --- first runs ---
+
+
+def test_a_first_run_is_recorded_and_fetched_ahead_of_the_next(tmp_path: Path, blob: Blob) -> None:
+    touched = [30, 2, 3, 17, 5]
+    record = ProfileConfig(record_s=0.5)
+    with served_one(tmp_path, blob, profile=record) as stand:
+        handle = stand.open(blob)
+        for chunk in touched:
+            read(handle, chunk * CHUNK_BYTES, 10)
+        time.sleep(0.6)
+        read(handle, 9 * CHUNK_BYTES, 10)  # too late to count
+        stand.process.profiles.save(stand.process.server.mounted())
+        os.close(handle)
+    made = tmp_path / "cache" / f"{blob.name}.profile"
+    assert decode_profile(made.read_bytes(), blob.chunks.count) == touched
+    made.rename(tmp_path / "layers" / made.name)
+    (tmp_path / "cache" / blob.name).unlink()
+    with served_one(tmp_path, blob, profile=record) as stand:
+        handle = stand.open(blob)
+        until(lambda: stand.process.stats.prefetched_chunks == len(touched))
+        for chunk in touched:
+            read(handle, chunk * CHUNK_BYTES, 10)
+        os.close(handle)
+        assert stand.process.stats.hits == len(touched)
+        assert sorted(at // CHUNK_BYTES for at, _ in stand.source.asked) == sorted(touched)
+    (tmp_path / "cache" / blob.name).unlink()
+    off = ProfileConfig(prefetch=False, record_s=0.0)
+    with served_one(tmp_path, blob, profile=off) as stand:
+        os.close(stand.open(blob))
+        time.sleep(0.1)
+        assert stand.source.asked == []
+
+
+def test_a_read_does_not_wait_for_what_is_fetched_ahead(tmp_path: Path, blob: Blob) -> None:
+    (tmp_path / "layers").mkdir()
+    everything = encode_profile(array("I", range(40)))
+    (tmp_path / "layers" / f"{blob.name}.profile").write_bytes(everything)
+    with served_one(tmp_path, blob) as stand:
+        stand.source.delay_s = 0.1
+        handle = stand.open(blob)
+        time.sleep(0.05)
+        began = time.monotonic()
+        assert read(handle, 39 * CHUNK_BYTES, 10) == blob.content[39 * CHUNK_BYTES :][:10]
+        took = time.monotonic() - began
+        os.close(handle)
+        # One thread of four fetches ahead: chunk 39 would have come after four seconds.
+        assert took < 1.0
+        assert stand.process.stats.fetched_chunks < 20
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"SKTOUCH1", b"x" * 100, b"SKTOUCH1\1\0\0\0\1\0\0\0\xff\xff\0\0"]
+)
+def test_a_profile_that_is_none_is_left_aside(tmp_path: Path, blob: Blob, bad: bytes) -> None:
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / f"{blob.name}.profile").write_bytes(bad)
+    with served_one(tmp_path, blob) as stand:
+        handle = stand.open(blob)
+        assert read(handle, 0, 10) == blob.content[:10]
+        os.close(handle)
+        assert stand.asked_chunks() == 1
