@@ -46,6 +46,7 @@ REQUESTS = [
     plan.UpperDrop("i1"),
     plan.UpperSnapshot(instance="i1", text="name"),
     plan.Shutdown(),
+    plan.Blobs(),
 ]
 
 
