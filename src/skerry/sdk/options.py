@@ -38,7 +38,7 @@ class SandboxOptions(TypedDict, total=False):
     disk: int | str | None
     nofile: int
     env: dict[str, str] | None
-    user: str
+    user: str | None
     workdir: str | None
     hostname: str
     network: Sequence[str]
