@@ -31,18 +31,17 @@ class Daemons:
 
     def agents(self) -> list[int]:
         """Children of the launcher: first processes of sandboxes."""
-        pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
-        return [pid for pid in pids if _parent(pid) == self.launcher]
+        return children(self.launcher)
 
     def agent_pss_kib(self, count: int) -> float:
         """Median of the proportional set size of that many agents."""
-        sizes = []
-        for pid in self.agents()[:count]:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            match = re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)
-            if match:
-                sizes.append(int(match[1]))
-        return statistics.median(sizes) if sizes else 0.0
+        return median_pss_kib(self.agents()[:count])
+
+    def written_kib(self) -> int:
+        """What node, launcher and this process, their client, have written that nobody shares."""
+        return sum(
+            rollup_kib(pid, "Private_Dirty") for pid in (self.node, self.launcher, os.getpid())
+        )
 
 
 def busy_share() -> Callable[[], float]:
@@ -72,6 +71,24 @@ def _launcher(run: Path) -> int:
         if words[0].endswith(b"skerry-spawn") and os.fsencode(run / "container") in words:
             return int(name)
     raise ProcessLookupError(f"no launcher works below {run}")
+
+
+def rollup_kib(pid: int, name: str) -> int:
+    """One line of a process's smaps_rollup."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    match = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else 0
+
+
+def median_pss_kib(pids: list[int]) -> float:
+    """Median of the proportional set size of some processes."""
+    return statistics.median([rollup_kib(pid, "Pss") for pid in pids] or [0])
+
+
+def children(parent: int) -> list[int]:
+    """Processes whose parent it is."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in pids if _parent(pid) == parent]
 
 
 def _parent(pid: int) -> int:

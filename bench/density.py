@@ -16,6 +16,10 @@ command unless said otherwise. Clocks are read in the client, which talks to a n
   processes, each with a memory group, a network and a pid namespace, made by `bench/floor/idle.c` in
   the same run after the last sandbox has gone. After, because a memory group costs more the more
   superblocks the machine has ever had at once: so both are taken at the same high-water mark.
+- `idle_held_kib`: the same by adding up what is held: the kernel's memory in use without what it
+  gives up, an agent's proportional set size, and what node, launcher and client have written more than
+  before. `idle_held_over_floor_kib` is that minus the floor's. Other programs move it little, while all
+  that they take or free moves available memory: where both differ much, the machine was not idle.
 - `live_max`: how many lived at once; each has then answered a command within the limit of the SDK.
 - `create_ms_p50_at_N`: one client, closed loop, from just before the create call until it has
   returned, while N others live (the new one is destroyed at once, outside of the clock) and the pool
@@ -40,7 +44,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemons import Daemons, busy_share
+from daemons import Daemons, busy_share, children, median_pss_kib
 from floors import BUILD, build
 from harness import BenchmarkFailedError, Loop, RawLog, Sample, closed_loop, memory_kib, percentiles
 from product import RUN, own_client
@@ -162,9 +166,14 @@ def cost(before: dict[str, float], after: dict[str, float], count: int) -> dict[
     }
 
 
+def held(each: dict[str, float], own_kib: float) -> float:
+    """KiB each, added up: the kernel's that it does not give up, and what a process has of its own."""
+    return each["kernel"] - each["reclaimable"] + own_kib
+
+
 @contextlib.asynccontextmanager
-async def bare(count: int) -> AsyncIterator[None]:
-    """Holds the floor's processes for the length of the block."""
+async def bare(count: int) -> AsyncIterator[int]:
+    """Holds the floor's processes for the length of the block; yields their parent."""
     process = await asyncio.create_subprocess_exec(
         str(BUILD / "idle"), str(count), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -173,7 +182,7 @@ async def bare(count: int) -> AsyncIterator[None]:
     try:
         if not await process.stdout.readline():
             raise BenchmarkFailedError(f"the floor cannot make {count}")
-        yield
+        yield process.pid
     finally:
         process.stdin.close()
         if await process.wait() != 0:
@@ -209,9 +218,13 @@ async def measure(result: Result, quick: bool) -> None:
             daemons = Daemons((await client.health()).pid, Path(RUN))
             await live(result, plan, product, daemons, raw)
         before = await memory()
-        async with bare(plan.live):
+        async with bare(plan.live) as parent:
             floor = cost(before, await memory(), plan.live)
+            floor["held"] = held(floor, median_pss_kib(children(parent)[:50]))
         raw.write("floor", 0, [floor])
+    held_over = result.metrics["idle_held_kib"].value - floor["held"]
+    result.add("idle_held_over_floor_kib", held_over, "KiB", plan.live, "lower")
+    result.add_floor("idle_held_kib", floor["held"], HOW)
     idle = result.metrics["idle_kib"].value
     over = idle - floor["available"]
     result.add("idle_over_floor_kib", over, "KiB", plan.live, "lower")
@@ -231,6 +244,7 @@ async def live(result: Result, plan: Plan, product: Product, daemons: Daemons, r
     await at_rest(daemons.slots, 0)
     empty = await timed_creates(product, plan.create_seconds, raw)
     spare, before = await at_rest(daemons.slots, 0), await memory()
+    written = daemons.written_kib()
     result.add(
         "create_ms_p50_at_0",
         percentiles(empty.values("create_ms")).p50,
@@ -251,6 +265,8 @@ async def live(result: Result, plan: Plan, product: Product, daemons: Daemons, r
     result.add("create_p50_ratio_at_3000", ratio, "x", figures.n, "lower")
     left = await at_rest(daemons.slots, plan.live)
     each = cost(before, await memory(), plan.live)
+    agent = daemons.agent_pss_kib(50)
+    each["held"] = held(each, agent + (daemons.written_kib() - written) / plan.live)
     raw.write("idle", 0, [{**each, "spare_before": spare, "spare_after": left}])
     result.notes.append(
         f"spare slots: {spare} before, {left} when idle_kib was taken; "
@@ -259,7 +275,8 @@ async def live(result: Result, plan: Plan, product: Product, daemons: Daemons, r
     result.add("idle_kib", each["available"], "KiB", plan.live, "lower")
     result.add("idle_kernel_kib", each["kernel"], "KiB", plan.live, "lower")
     result.add("idle_reclaimable_kib", each["reclaimable"], "KiB", plan.live, "lower")
-    result.add("idle_user_kib", daemons.agent_pss_kib(50), "KiB", 50, "lower")
+    result.add("idle_held_kib", each["held"], "KiB", plan.live, "lower")
+    result.add("idle_user_kib", agent, "KiB", 50, "lower")
     for name, fds in daemons.descriptors().items():
         result.add(f"fds_{name}_per_sandbox", fds / plan.live, "", plan.live, "lower")
     await curve(result, plan, product, raw)
