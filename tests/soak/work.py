@@ -286,6 +286,25 @@ async def commits(client: Client) -> None:
         await client.tell.op("commit", client.sdk.images.remove(name))
 
 
+async def forks(client: Client) -> None:
+    """Forks begin with what their parent wrote, all of them or none."""
+    begin = time.monotonic()
+    nonce = client.nonce()
+    async with client.sandbox() as parent:
+        await client.run(parent, f"echo {nonce} >/root/nonce; mkdir /srv/d; rm -r /usr/share/man")
+        made = await client.tell.op("batch", parent.fork(client.chance.randint(1, 4)))
+        try:
+            for fork in made:
+                result = await client.run(
+                    fork, "cat /root/nonce; ls -d /srv/d /usr/share/man; true"
+                )
+                wanted = f"{nonce}\n/srv/d\n"
+                client.expect(result.text == wanted, f"a fork gave {result}", begin)
+        finally:
+            for fork in made:
+                await client.destroy(fork)
+
+
 async def sessions(client: Client) -> None:
     """A persistent shell keeps what was set, over every fault; nothing runs twice."""
     begin = time.monotonic()
@@ -358,6 +377,7 @@ SCENARIOS: dict[str, tuple[Scenario, float]] = {
     "ports": (ports, 1.0),
     "snapshot": (snapshot, 0.7),
     "commits": (commits, 0.4),
+    "forks": (forks, 0.7),
     "sessions": (sessions, 1.5),
     "pauses": (pauses, 1.0),
     "stops": (stops, 0.7),
