@@ -47,12 +47,17 @@ def store_check(config: NodeConfig) -> Check:
 
 
 def _directory(path: str) -> Check:
+    from skerry.images.objects.mounts import file_system, is_local
+
     there = path
     while not os.path.exists(there):
         there = os.path.dirname(there) or "/"
-    if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
-        return Check("layer store", "ok", path if there == path else f"{path}, to be made")
-    return Check(
-        "layer store", "missing", path, "no layer can be kept there",
-        f"{there} must be a directory that can be written to",
-    )  # fmt: skip
+    if not (os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)):
+        return Check(
+            "layer store", "missing", path, "no layer can be kept there",
+            f"{there} must be a directory that can be written to",
+        )  # fmt: skip
+    kind = file_system(there).kind
+    told = path if there == path else f"{path}, to be made"
+    shared = "" if is_local(kind) else ", which other hosts may share"
+    return Check("layer store", "ok", f"{told}; on {kind}{shared}")

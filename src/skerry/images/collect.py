@@ -71,11 +71,10 @@ class Collector:
     def collect(self, log: Callable[[str], None] = lambda _line: None) -> CollectReport:
         """Removes what nothing needs, at the beginning and still after the grace period.
 
-        What there was no time for is left to the next collection. Raises StorageFailed, ImageBroken
+        What there was no time for is left to the next collection. Raises StorageFailed, LayerDamaged
         if a record cannot be read; then less is removed, never more.
         """
-        leases = self._store.leases
-        now = leases.renew()
+        now = self._begin()
         self._tidy(now)
         torn = self._objects.sweep(TORN_AFTER_S)
         found = self._find(now)
@@ -107,6 +106,20 @@ class Collector:
     def _timing(self) -> Timing:
         """The terms as agreed by now; they only ever get longer."""
         return self._store.leases.timing
+
+    def _begin(self) -> float:
+        """Returns the store's time, by a lease of our own."""
+        try:
+            return self._store.leases.renew()
+        except StorageFailed as error:
+            self._make_room(error)
+            return self._store.leases.renew()
+
+    def _make_room(self, error: StorageFailed) -> None:
+        """Gives the reserve up for what a collection has to write; raises the error if it is another."""
+        if error.fields.get("errno") not in {errno.ENOSPC, errno.EDQUOT}:
+            raise error
+        self._objects.delete(keys.RESERVE)
 
     def _find(self, now: float) -> _Found:
         """Reads why things stay, then what there is: leases first, then pins and tags."""
@@ -152,9 +165,7 @@ class Collector:
         try:
             self._put_round(key, chosen)
         except StorageFailed as error:
-            if error.fields.get("errno") not in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-            self._objects.delete(keys.RESERVE)  # room to make room
+            self._make_room(error)
             chosen = chosen[:ROUND_MAX_WHEN_FULL]
             self._put_round(key, chosen)
         found = self._objects.stat(key)
