@@ -63,9 +63,17 @@ TWO = tar(("two", b"2"))
 
 
 @pytest.fixture(autouse=True)
-def needs() -> None:
+def needs() -> Iterator[None]:
     if reason := registries.missing():
         pytest.skip(reason)
+    before = notes_of_skopeo()
+    yield
+    assert notes_of_skopeo() == before, "skopeo left notes on this host"
+
+
+def notes_of_skopeo() -> dict[str, int]:
+    found = Path("/var/lib/containers").rglob("*")
+    return {str(path): path.stat().st_mtime_ns for path in found}
 
 
 @pytest.fixture
@@ -539,7 +547,7 @@ def test_pushed_image_is_one_that_others_read(
     oci.push(["b:1", "toolkit/t:1"], f"{registry.host}/b:1", access=OPEN)
     saved = tmp_path / "saved.tar"
     subprocess.run(
-        ["skopeo", "--insecure-policy", "copy", "--src-tls-verify=false",
+        [*registries.SKOPEO, "copy", "--src-tls-verify=false",
          f"docker://{registry.host}/b:1", f"docker-archive:{saved}:b:1"],
         check=True, capture_output=True, timeout=60,
     )  # fmt: skip

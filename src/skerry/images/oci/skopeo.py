@@ -45,8 +45,16 @@ _PROGRESS_S = 5.0
 _RETRY_PAUSES_S = (1.0, 4.0)
 # What of the environment says how this machine reaches others.
 _NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+# As root it would note where it saw which blob, below /var/lib, for all its users: here it must not.
+_NOTES = "/var/lib/containers"
+_COVER = f"mkdir -p {_NOTES} && mount -t tmpfs -o size=64m tmpfs {_NOTES}"
+_OWN_NOTES = (
+    *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
+    f'{{ {_COVER}; }} 2>/dev/null; exec "$@"',
+    "sh",
+)
 # Its work needs no capability; as root it would have all.
-_POWERLESS = ("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
+_POWERLESS = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
 _FATAL = re.compile(r'^time="[^"]*" level=fatal msg="(.*)"$')
 _IDLE_WORDS = ("Getting image source signatures", "Storing signatures")
 
@@ -137,7 +145,7 @@ class Skopeo:
         process = subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig", "KILL"),
-                *(_POWERLESS if os.geteuid() == 0 else ()),
+                *((*_OWN_NOTES, *_POWERLESS) if os.geteuid() == 0 else ()),
                 *(program, *policy, "--tmpdir", self._scratch, *argv),
             ],
             stdin=subprocess.DEVNULL,
