@@ -185,3 +185,40 @@ async def test_a_process_that_hangs_is_replaced(node: LiveNode) -> None:
         said = await sandbox.run(["python3", "-c", "import email.parser; print(3)"], timeout=60)
         assert (said.exit_code, said.stdout) == (0, b"3\n"), said.stderr
         assert blobs_pid(node) not in (0, pid)
+
+
+async def counted(node: LiveNode, name: str) -> float:
+    """Returns what the node's metrics say."""
+    reader, writer = await asyncio.open_unix_connection(f"{node.run}/node.sock")
+    writer.write(b"GET /v1/metrics HTTP/1.0\r\n\r\n")
+    page = (await reader.read()).decode()
+    writer.close()
+    lines = [line for line in page.splitlines() if line.startswith(f"skerry_blobs_{name} ")]
+    return float(lines[0].split()[1]) if lines else 0.0
+
+
+async def test_what_a_first_run_touches_is_there_at_the_first_run_on_another_node(
+    layer_store,
+) -> None:
+    options = f"{OPTIONS}\n[lazy.profile]\nrecord_s = 1.0\n"
+    command = ["python3", "-c", "import email.parser; print(3)"]
+
+    def profiles() -> list[Path]:
+        return list(Path(layer_store).glob("blobs/sha256/*/*.profile"))
+
+    for path in profiles():
+        path.unlink()
+    with LiveNode(layer_store, options=options).running() as node:
+        async with node.client() as client, await client.sandboxes.create() as sandbox:
+            assert (await sandbox.run(command)).exit_code == 0
+            fetched = await counted(node, "fetched_chunks_total")
+            await until(lambda: len(profiles()) == 1, 30)
+    with LiveNode(layer_store, options=options).running() as node:
+        async with node.client() as client, await client.sandboxes.create() as sandbox:
+            assert (await sandbox.run(command)).exit_code == 0
+            await asyncio.sleep(2.5)  # until the node has asked the process again
+            assert await counted(node, "prefetched_chunks_total") > 0
+            assert await counted(node, "fetched_chunks_total") <= fetched * 1.5
+            assert await counted(node, "faults_total") == 0
+    for path in profiles():
+        path.unlink()
