@@ -230,6 +230,9 @@ class Blobs:
                         "skerry.images.lazy.main",
                         str(descriptor),
                         str(heard),
+                        # For who looks at the process table: whose it is.
+                        "--socket",
+                        self._config.socket,
                     ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

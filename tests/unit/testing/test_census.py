@@ -78,6 +78,18 @@ def test_another_skerry_is_told_from_ours_by_its_arguments():
     assert census._foreign(table, ()) == (set(), set())
 
 
+def test_blobs_process_is_of_the_node_whose_socket_it_has():
+    def serve(pid, run):
+        command = f"python -I -m skerry.images.lazy.main 16 18 --socket {run}/blobs.sock"
+        return Process(pid, 1, 1, command)
+
+    table = {(p.pid, p.start): p for p in (serve(2**22 + 1, "/run/a"), serve(2**22 + 2, "/run/b"))}
+    strangers, prefixes = census._foreign(table, ("/run/a",))
+    assert strangers == {2**22 + 2}
+    assert prefixes >= {"/run/b/blobs.sock"}
+    assert "/run/a/blobs.sock" not in prefixes
+
+
 def test_another_skerry_hides_only_what_lies_below_its_places():
     before = census.take()
     sockets = frozenset({"/run/other/node.sock", "/run/other-1/node.sock"})

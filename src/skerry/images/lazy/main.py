@@ -1,16 +1,17 @@
 """The blobs process: serves data blobs to the kernel, for all layers that a node mounts verified.
 
-    python -m skerry.images.lazy.main FUSE CONFIG
+    python -m skerry.images.lazy.main FUSE CONFIG [--socket PATH]
 
 FUSE is the number of an inherited descriptor of /dev/fuse, CONFIG that of one from which a `LazyConfig`
-is read as JSON. Once it serves, it goes on in the background and the command ends with 0: it outlives
-the node, and ends with the session.
+is read as JSON; PATH only says in the process table whose it is. Once it serves, it goes on in the
+background and the command ends with 0: it outlives the node, and ends with the session.
 Memory: about 45 MiB, the chunk lists (36 bytes a chunk), and `fetch.threads` ranges under way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -138,7 +139,11 @@ def open_source(config: LazyConfig) -> Source:
     if is_s3(config.store):
         from skerry.images.objects.s3 import S3Objects  # large, and of no use otherwise
 
-        return S3Objects(config.store, config.s3)
+        # The fetcher repeats, as long as somebody waits; a request that hangs is not all of his time.
+        hasty = min(config.s3.timeout_s, max(1.0, config.fetch.wait_s / 3))
+        return S3Objects(
+            config.store, dataclasses.replace(config.s3, patience_s=0.0, timeout_s=hasty)
+        )
     return DirectoryObjects(config.store, lag_s=0.0)
 
 
