@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from store_terms import impatient
 
 from skerry.errors import Unavailable
 from skerry.images.erofs import Tools
-from skerry.images.leases import Leases, Timing
 from skerry.images.library import ImageLibrary
-from skerry.images.objects.api import Objects
 from skerry.images.scratch import Spool
 from skerry.images.store import DirectoryStore
 
@@ -38,10 +37,6 @@ def tools() -> Tools:
 def store(tmp_path: Path) -> DirectoryStore:
     """A store whose collector does not wait: nobody else is at it."""
     return DirectoryStore(str(tmp_path / "store"), leases=impatient)
-
-
-def impatient(objects: Objects) -> Leases:
-    return Leases(objects, timing=Timing(lag_s=0.0, margin_s=0.0, window_s=60.0, keep_s=0.0))
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from store_terms import impatient
 
-from conftest import impatient
 from skerry.errors import LayerDamaged, NotFound, StorageFailed
 from skerry.images import keys
 from skerry.images.collect import Collector
@@ -213,7 +213,7 @@ def test_many_creates_at_once_write_few_leases(
 FULL = """
 import os, subprocess, sys
 sys.path.insert(0, sys.argv[2])
-from conftest import impatient
+from store_terms import impatient
 from skerry.errors import StorageFailed
 from skerry.images.collect import Collector
 from skerry.images.store import DirectoryStore
