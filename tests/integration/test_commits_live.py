@@ -225,6 +225,35 @@ async def test_layer_of_one_node_starts_on_another_that_shares_the_store(
         await node_client.images.remove(name)
 
 
+async def test_layers_that_are_mounted_verified_are_committed_on_and_forked(layer_store) -> None:
+    """Two nodes that read each layer by the chunk; one is killed between acknowledgement and end."""
+    node = LiveNode(layer_store, options='mounts = "verified"')
+    with node.running():
+        async with node.client() as client:
+            sandbox = await client.sandboxes.create()
+            await sandbox.run("head -c 40000000 /dev/urandom > /opt/r; rm /etc/debian_version")
+            wanted = (await sandbox.run("sha256sum < /opt/r")).stdout
+            handle = await sandbox.commit("workspace/chunked", wait=False)
+            (fork,) = await sandbox.fork()
+            await sandbox.destroy()
+            node.kill()
+            node.start()
+            assert (await handle.wait(60)).data_bytes >= 40_000_000
+            assert (await fork.run("sha256sum < /opt/r")).stdout == wanted
+            (second,) = await fork.fork()
+            assert (await second.run("ls /etc/debian_version")).exit_code == 2
+        other = LiveNode(layer_store, options='mounts = "verified"')
+        with other.running():
+            async with other.client() as client:
+                made = await client.sandboxes.create(layers=["workspace/chunked"])
+                assert (await made.run("sha256sum < /opt/r")).stdout == wanted
+                assert (await made.run("ls /etc/debian_version")).exit_code == 2
+                mounts = (await made.info()).mounts
+                assert {one.mode for one in mounts} == {"verified"}
+                await made.destroy()
+                await client.images.remove("workspace/chunked")
+
+
 async def test_where_uppers_have_no_snapshots_it_stands_still_and_forks_are_refused(
     layer_store, tmp_path
 ) -> None:
