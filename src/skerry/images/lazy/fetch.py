@@ -47,8 +47,9 @@ class Source(Protocol):
 class FetchConfig:
     """How the store is read."""
 
-    range_bytes: int = 1 << 20  # fetched at once around a miss, aligned
-    ahead_bytes: int = 8 << 20  # fetched ahead of who reads in order, at most; 0: nothing
+    range_bytes: int = 512 << 10  # fetched at once around a miss, aligned
+    ahead_bytes: int = 16 << 20  # fetched ahead of who reads in order, at most; 0: nothing
+    ahead_range_bytes: int = 2 << 20  # at once, of that
     threads: int = 12
     wait_s: float = 30.0  # a read's bound
     refetches: int = 2  # of a chunk that came wrong
@@ -57,6 +58,8 @@ class FetchConfig:
         """Returns itself; InvalidRequest."""
         if not 4096 <= self.range_bytes <= 64 << 20 or not 0 <= self.ahead_bytes <= 256 << 20:
             raise InvalidRequest("range_bytes: 4 KiB to 64 MiB; ahead_bytes: at most 256 MiB")
+        if not 4096 <= self.ahead_range_bytes <= 64 << 20:
+            raise InvalidRequest("ahead_range_bytes: 4 KiB to 64 MiB")
         if not 1 <= self.threads <= 128 or not 0 <= self.refetches <= 10:
             raise InvalidRequest("threads: 1 to 128; refetches: at most 10")
         if not 0.1 <= self.wait_s <= 600:
@@ -153,7 +156,8 @@ class Fetcher:
 
     def ahead(self, blob: CachedBlob, chunks: Iterable[int], rank: int = AHEAD) -> None:
         """Gets what somebody may want soon, in that order; nothing is told of it."""
-        step = self._step(blob)
+        size = self._config.ahead_range_bytes if rank == AHEAD else self._config.range_bytes
+        step = max(1, size // blob.chunks.chunk_bytes)
         with self._work:
             for run in merged(self._lacking(blob, chunks), step):
                 for piece in self._pieces(blob, run):
