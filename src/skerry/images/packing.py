@@ -89,6 +89,8 @@ def pack(job: Job, tools: Tools, log: Log) -> Packed:
     with contextlib.closing(InPlace(job.path)) as contents:
         wish = Wish(Notes(), Residue(job.rules, _homes(job)), job.limits, job.exclude)
         tree = read_upper(job, contents, wish)
+        files, size = tree.count(), tree.content_bytes()
+        log(f"packing {files} files, {size >> 20} MiB")
         built = build_layer(
             tree,
             contents,
@@ -102,7 +104,7 @@ def pack(job: Job, tools: Tools, log: Log) -> Packed:
             path=built.path,
             digest=built.digest,
             size_bytes=built.size_bytes,
-            files=tree.count(),
+            files=files,
             data=built.data,
             chunks=built.chunks.encode() if built.chunks is not None else b"",
             notes=tuple(wish.notes.lines()),

@@ -106,6 +106,7 @@ class Publisher:
         for line in packed.notes:
             log(f"note: {line}")
         built = packed.built()
+        log(f"storing {packed.files} files")
         notes = {"notes": "\n".join(packed.notes)} if packed.notes else {}
         manifest = msgspec.structs.replace(
             self._manifest(str(name), "commit", packed.files, built),

@@ -37,6 +37,7 @@ async def test_acknowledged_commit_needs_its_sandbox_no_more(stand) -> None:
         )
         assert info.freeze_seconds == 0.001
         assert node.gauges()["commits_pending"] == 1
+        await until(lambda: commit.info().progress == "packing")  # as the library said
         digest = sandbox.digests[0]
         await node.lives.delete(sandbox)
         assert digest in node.sandboxes.digests()  # its layers are needed still

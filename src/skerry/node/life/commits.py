@@ -248,6 +248,7 @@ class Commits:
 
         tries = 0
         while True:
+            commit.progress = "reading what was written"
             try:
                 async with self._viewer(commit).open_view(view) as upper:
                     return await self._images.commit(
