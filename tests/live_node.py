@@ -135,8 +135,8 @@ class LiveNode:
         said = self.tail()
         for place in (self.state, self.run):
             shutil.rmtree(place, ignore_errors=True)
-        # Nodes mount nothing below /tmp; other tests on this machine do.
-        others = [" on /tmp/"]
+        # Nodes mount nothing below /tmp; other tests on this machine do. The S3 server is of the run.
+        others = [" on /tmp/", "/weed -logtostderr server ", "/skerry-s3-"]
         others += [
             word for node in self.alive for word in (node.state, node.run, f"process {node.pid} ")
         ]

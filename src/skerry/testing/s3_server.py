@@ -155,7 +155,12 @@ class S3Server:
     def running(self) -> Iterator[S3Server]:
         """Runs it for a block; afterwards nothing is left of it."""
         try:
-            yield self.start()
+            try:
+                self.start()
+            except RuntimeError:  # somebody took one of the ports meanwhile
+                self._ports = _free_ports(len(self._ports))
+                self.start()
+            yield self
         finally:
             self.kill()
             shutil.rmtree(self.place)
