@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from skerry.errors import ImageBroken, SkerryError
+from skerry.errors import LayerDamaged, SkerryError
 from skerry.images.collect import Collector
 from skerry.images.leases import Leases, Timing, boot_time
 from skerry.images.objects.api import Stat
@@ -175,7 +175,7 @@ def misnamed(root: str) -> list[str]:
     store = LayerStore(DirectoryObjects(root, lag_s=0.0))
     wrong = []
     for name in map(parse_layer_name, NAMES):
-        with contextlib.suppress(ImageBroken):
+        with contextlib.suppress(LayerDamaged):
             manifest = store.tagged(name)
             needed = manifest.blobs() if manifest else set()
             gone = [digest for digest in needed if not store.has(digest)]

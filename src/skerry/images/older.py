@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from skerry.errors import ImageBroken
+from skerry.errors import LayerDamaged
 from skerry.images import keys
 from skerry.images.objects.directory import DirectoryObjects
 from skerry.images.records import Tag, decode
@@ -37,7 +37,7 @@ class _OldTag(msgspec.Struct):
 def convert_version_1(root: str) -> bool:
     """Makes a version 1 store one of version 2, while no node of then works in it; else does nothing.
 
-    Several may convert at once. Raises StorageFailed, ImageBroken for a damaged manifest or tag.
+    Several may convert at once. Raises StorageFailed, LayerDamaged for a damaged manifest or tag.
     """
     if _version(root) != "1":
         return False
@@ -71,7 +71,7 @@ def _convert_tag(root: str, path: str, objects: DirectoryObjects) -> None:
     digest = decode(_content(path), _OldTag, path).digest
     data = objects.get(keys.manifest(name, digest), _BYTES_MAX)
     if data is None:
-        raise ImageBroken(f"{path} names {digest}, which has no manifest: remove the file")
+        raise LayerDamaged(f"{path} names {digest}, which has no manifest: remove the file")
     tag = Tag(digest, decode(data, LayerManifest, path))
     objects.put_bytes(keys.tag(name), msgspec.json.encode(tag), replace=False)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skerry.errors import ImageBroken
+from skerry.errors import LayerDamaged
 from skerry.images import older
 from skerry.images.older import convert_version_1
 from skerry.images.store import DirectoryStore
@@ -119,7 +119,7 @@ def test_conversion_that_is_cut_off_is_done_again(
 def test_damaged_old_tag_is_named_and_nothing_is_changed(root: str) -> None:
     tag = Path(root, "tags/workspace/a/b/:1.json")
     tag.write_text("{")
-    with pytest.raises(ImageBroken, match=r"b/:1\.json"):
+    with pytest.raises(LayerDamaged, match=r"b/:1\.json"):
         DirectoryStore(root)
     assert Path(root, "version").read_text() == "1\n"
     assert tag.exists()
