@@ -66,8 +66,8 @@ def patch() -> None:
         point(f"ask:{name}", "after")
         return reply
 
-    def send_at(self, packet):
-        send(self, packet)
+    def send_at(self, packet, *more):
+        send(self, packet, *more)
         point(f"ask:{name_of.get(id(self), '')}", "sent")
 
     async def attach_at(self):

@@ -18,6 +18,7 @@ import pytest
 from live_node import LiveNode
 from skerry.cli import holdings
 from skerry.errors import SkerryError
+from waiting import until
 
 pytestmark = pytest.mark.root
 
@@ -73,6 +74,9 @@ class Matrix:
                 return await task
         except SkerryError as error:
             return error
+        finally:
+            # What is done after the answer (a view that is dropped) may be where it dies.
+            await until(lambda: not self.order.exists())
 
     def _revive(self, task) -> None:
         """Starts the node again once it is dead; the order is taken just before it dies."""
