@@ -42,7 +42,8 @@ def missing() -> str | None:
 class S3Server:
     """One server with its own ports and directory, and the bucket `layers`.
 
-    `keys` may do all, `reader` may only read and list. After `kill` and `start` it has what it had.
+    `keys` may do all, `reader` may only read and list. After `kill` and `start` it has what it had,
+    and so has another one in the same `place`; without one it makes a directory below `below`.
     """
 
     keys = Keys("skerry-test", "a-secret-that-only-tests-know")
@@ -50,11 +51,11 @@ class S3Server:
     bucket = _BUCKET
     region = "us-east-1"
 
-    def __init__(self, below: str = "/var/tmp") -> None:  # noqa: S108
-        self.place = tempfile.mkdtemp(prefix="skerry-s3-", dir=below)
+    def __init__(self, below: str = "/var/tmp", place: str | None = None) -> None:  # noqa: S108
+        self.place = place or tempfile.mkdtemp(prefix="skerry-s3-", dir=below)
         self._process: subprocess.Popen[bytes] | None = None
         self._ports = _free_ports(8)
-        os.mkdir(f"{self.place}/data")
+        os.makedirs(f"{self.place}/data", exist_ok=True)
         identities = [
             _identity(self.keys, ["Admin", "Read", "Write", "List"]),
             _identity(self.reader, ["Read", "List"]),

@@ -22,7 +22,7 @@ from skerry.backends.container.slots import Slot
 from skerry.backends.shared import proc
 from skerry.backends.shared.cgroup import Layout, Limits
 from skerry.backends.shared.launcher import LauncherFailed
-from skerry.errors import ImageBroken, InvalidRequest, StorageFailed, Unavailable
+from skerry.errors import InvalidRequest, LayerDamaged, StorageFailed, Unavailable
 from skerry.spec.layers import LayerFile, RootfsPlan
 from skerry.wire import plan
 
@@ -80,7 +80,7 @@ async def test_found_layers_are_not_mounted_again():
 
 
 @pytest.mark.parametrize(
-    ("number", "error"), [(errno.EUCLEAN, ImageBroken), (errno.ENOSPC, StorageFailed)]
+    ("number", "error"), [(errno.EUCLEAN, LayerDamaged), (errno.ENOSPC, StorageFailed)]
 )
 async def test_failed_mount_leaves_no_user(number, error):
     answers = Answers()
