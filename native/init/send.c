@@ -206,7 +206,8 @@ static bool done_send(struct op *op)
 	build_some(&b, T_CPU_US, op->cpu_us);
 	build_some(&b, T_STDOUT_TOTAL, op->out[0].ring.end);
 	build_some(&b, T_STDERR_TOTAL, op->out[1].ring.end);
-	build_some(&b, T_PID, op->started ? (uint64_t)op->pid : 0);
+	/* Not of a session: its STARTED was sent, and its shell may be another one by now. */
+	build_some(&b, T_PID, op->started && !op->session ? (uint64_t)op->pid : 0);
 	return send_frame(G_DONE, op->handle << 2, &b);
 }
 

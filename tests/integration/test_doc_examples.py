@@ -31,7 +31,7 @@ def tidy(live_node):
         async with live_node.client() as client:
             await client.sandboxes.destroy_many([one.id for one in await client.sandboxes.list()])
             for layer in await client.images.list():
-                if layer.name == "workspace/noted":
+                if layer.name.startswith(("workspace/noted", "workspace/tool", "workspace/build-")):
                     await client.images.remove(layer.name)
 
     asyncio.run(remove())
