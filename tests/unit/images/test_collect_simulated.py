@@ -234,8 +234,5 @@ def test_old_steps_of_recipes_lose_their_names_and_others_keep_theirs() -> None:
 
 def test_a_collector_that_stalls_beyond_the_margin_is_noticed() -> None:
     """The control: where removals may begin minutes late, the world does see blobs lost."""
-    wrong = 0
-    for seed in range(2):
-        world, _ = run_world(seed, 30.0, hours=4, removals_stall_s=3000.0)
-        wrong += len(world.wrong)
-    assert wrong > 0
+    worlds = (run_world(seed, 30.0, hours=4, removals_stall_s=3000.0)[0] for seed in range(12))
+    assert any(world.wrong for world in worlds)
