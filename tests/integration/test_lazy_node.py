@@ -211,8 +211,10 @@ async def test_what_a_first_run_touches_is_there_at_the_first_run_on_another_nod
     with LiveNode(layer_store, options=options).running() as node:
         async with node.client() as client, await client.sandboxes.create() as sandbox:
             assert (await sandbox.run(command)).exit_code == 0
-            fetched = await counted(node, "fetched_chunks_total")
             await until(lambda: len(profiles()) == 1, 30)
+            await asyncio.sleep(2.5)  # until the node has asked the process again
+            fetched = await counted(node, "fetched_chunks_total")
+            assert fetched > 0
     with LiveNode(layer_store, options=options).running() as node:
         async with node.client() as client, await client.sandboxes.create() as sandbox:
             assert (await sandbox.run(command)).exit_code == 0

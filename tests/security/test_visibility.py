@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import until
+
 pytestmark = pytest.mark.root
 
 
@@ -78,7 +80,7 @@ async def test_descriptors_of_commands_are_the_three_streams(box):
 async def test_other_sandboxes_processes_and_files_do_not_exist(box, node_client, armed):
     async with armed(node_client) as other:
         await other.sh("echo secret > /root/secret; setsid sleep 27182.8 >/dev/null 2>&1 &")
-        assert host_pid_of("27182.8")
+        await until(lambda: bool(host_pid_of("27182.8")))
         seen = await box.sh("cat /proc/[0-9]*/cmdline; find / -xdev -name secret")
         assert b"27182.8" not in seen.stdout
         assert b"/root/secret" not in seen.stdout

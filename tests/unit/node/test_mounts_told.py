@@ -15,8 +15,7 @@ async def test_mounts_are_told_with_their_modes_and_survive_a_restart(stand: Sta
     part = stand.library.add("base/part:1")
     made = stand.library.add("base/whole:1")
     stand.library.layers[made.name] = msgspec.structs.replace(made, parts=(part,))
-    stand.library.mode = MountMode.VERIFIED
-    expected = tuple(MountedLayer(one.digest, MountMode.VERIFIED) for one in (part, made))
+    expected = tuple(MountedLayer(one.digest, MountMode.TRUSTED) for one in (part, made))
     async with stand.alive() as node:
         sandbox = await node.lives.create(SandboxSpec(image="whole:1"))
         assert sandbox.info().mounts == expected
