@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from skerry.errors import InvalidRequest
+from skerry.errors import Bug, InvalidRequest
 from skerry.images.objects.api import KEY_BYTES_MAX, check_key
 from skerry.images.objects.signing import Keys
 
@@ -49,7 +49,7 @@ def parse_place(text: str) -> Place:
     if prefix:
         try:
             check_key(prefix)
-        except Exception as error:
+        except Bug as error:  # a key of ours is never wrong; this one is a person's
             raise InvalidRequest(
                 f"the prefix of {text[:100]!r} may have letters, digits, . _ ! = - and /"
             ) from error
