@@ -34,6 +34,7 @@ pytestmark = [
 
 BLOBS = "^GET .*/blobs/"
 WAIT_S = 4.0  # a read's bound, so that the tests need not wait half a minute
+AHEAD_BYTES = 1 << 20  # less than a file: who has read one has not fetched the next as a whole
 LAYERS = ["workspace/data"]
 FILES = {f"srv/{name}": random.Random(name).randbytes(3_000_000) for name in "abcd"}
 SUMS = "".join(f"{hashlib.sha256(data).hexdigest()}  /{name}\n" for name, data in FILES.items())
@@ -77,7 +78,10 @@ timeout_s = 3.0
 patience_s = 8.0
 [lazy.fetch]
 wait_s = {WAIT_S}
-"""
+ahead_bytes = {AHEAD_BYTES}
+[lazy.profile]
+record_s = 0
+"""  # no profile: it would outlive its test in the bucket, and fetch what the next one must not have
     with LiveNode(store="", options=options).running() as node:
         yield node
 
