@@ -42,13 +42,14 @@ from pathlib import Path
 
 from harness import BenchmarkFailedError, RawLog, interleave, percentiles
 from report import Result, run
-from skerry.images import debian, pair
-from skerry.images.chunks import ChunkList, Codec, build_list, pick_chunk
-from skerry.images.entry import Tree
-from skerry.images.erofs import Tools, build_image
-from skerry.images.notes import Notes
+from skerry.images.archives.tarimport import ImportLimits, read_tar
+from skerry.images.format import pair
+from skerry.images.format.chunks import ChunkList, Codec, build_list, pick_chunk
+from skerry.images.format.erofs import Tools, build_image
 from skerry.images.scratch import Spool
-from skerry.images.tarimport import ImportLimits, read_tar
+from skerry.images.sources import debian
+from skerry.images.tree.entry import Tree
+from skerry.images.tree.notes import Notes
 
 MIB = 1 << 20
 UNITS = (4, 16, 64, 1024)

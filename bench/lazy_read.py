@@ -35,12 +35,12 @@ import msgspec
 
 from harness import BenchmarkFailedError, RawLog, percentiles
 from report import Result, run
-from skerry.images import keys
-from skerry.images.chunks import build_list
-from skerry.images.erofs import Tools
+from skerry.images.format.chunks import build_list
+from skerry.images.format.erofs import Tools
 from skerry.images.lazy.main import LazyConfig
 from skerry.images.objects.s3 import S3Objects
 from skerry.images.objects.s3_options import S3Options
+from skerry.images.store import keys
 from skerry.testing.link import link
 from skerry.testing.s3_server import S3Server, missing
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skerry.errors import NotFound, StorageFailed
-from skerry.images.chunks import CHUNK_BYTES, ChunkList, Codec, build_list
+from skerry.images.format.chunks import CHUNK_BYTES, ChunkList, Codec, build_list
 from skerry.images.lazy.fetch import FetchConfig
 from skerry.images.lazy.main import LazyConfig, Process, build
 from skerry.images.lazy.profiles import ProfileConfig

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from skerry.images.erofs import Tools
+from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
-from skerry.images.store import DirectoryStore
+from skerry.images.store.store import DirectoryStore
 from skerry.spec.layers import LayerManifest
 
 BASE = 100_000

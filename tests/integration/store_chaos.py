@@ -20,11 +20,11 @@ import time
 from collections.abc import Iterator
 
 from skerry.errors import LayerDamaged, SkerryError
-from skerry.images.collect import Collector
-from skerry.images.leases import Leases, Timing, boot_time
 from skerry.images.objects.api import Stat
 from skerry.images.objects.directory import DirectoryObjects
-from skerry.images.store import LayerStore
+from skerry.images.store.collect import Collector
+from skerry.images.store.leases import Leases, Timing, boot_time
+from skerry.images.store.store import LayerStore
 from skerry.spec.layers import LayerManifest, parse_layer_name
 
 NAMES = [f"workspace/n{number}:latest" for number in range(4)]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.images.chunks import Codec
+from skerry.images.format.chunks import Codec
 from skerry.images.lazy.main import Process, build
 from skerry.wire import plan
 

@@ -12,9 +12,9 @@ import pytest
 from s3_place import s3_options
 from skerry.errors import Fault as Blame
 from skerry.errors import LayerDamaged, StorageFailed
-from skerry.images.blobread import REFETCHES, BlobReader, fetch_list
-from skerry.images.chunks import CHUNK_BYTES, ChunkList, build_list
+from skerry.images.format.chunks import CHUNK_BYTES, ChunkList, build_list
 from skerry.images.objects.s3 import S3Objects
+from skerry.images.store.blobread import REFETCHES, BlobReader, fetch_list
 from skerry.testing.link import Fault
 
 CONTENT = random.Random(5).randbytes(2_000_000) + bytes(3_000_000)

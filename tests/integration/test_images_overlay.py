@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import Unavailable
-from skerry.images.erofs import Tools
+from skerry.images.format.erofs import Tools
 
 SCENARIOS = Path(__file__).with_name("overlay_scenarios.py")
 pytestmark = pytest.mark.root

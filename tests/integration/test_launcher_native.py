@@ -22,10 +22,10 @@ from pathlib import Path
 import pytest
 
 from skerry.backends.shared import proc
-from skerry.images.entry import Node, Tree, make_directory
-from skerry.images.erofs import Tools
-from skerry.images.pair import build_layer
+from skerry.images.format.erofs import Tools
+from skerry.images.format.pair import build_layer
 from skerry.images.scratch import Spool
+from skerry.images.tree.entry import Node, Tree, make_directory
 from skerry.spec.files import FileType
 from skerry.wire import plan
 from waiting import ended, soon

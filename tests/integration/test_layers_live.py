@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from skerry.errors import Fault, LayerDamaged
-from skerry.images.erofs import Tools
+from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
-from skerry.images.store import DirectoryStore
+from skerry.images.store.store import DirectoryStore
 from skerry.spec.layers import LayerManifest
 
 pytestmark = pytest.mark.root

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from skerry.images.chunks import CHUNK_BYTES, Codec
+from skerry.images.format.chunks import CHUNK_BYTES, Codec
+from skerry.images.format.profile import decode_profile, encode_profile
 from skerry.images.lazy import cache
 from skerry.images.lazy.fetch import FetchConfig
-from skerry.images.lazy.habits import decode_profile, encode_profile
 from skerry.images.lazy.profiles import ProfileConfig
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -29,15 +29,15 @@ from skerry.errors import (
     StorageFailed,
     Unavailable,
 )
-from skerry.images.erofs import Tools
+from skerry.images.archives.tarimport import ImportLimits
+from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.oci import skopeo
 from skerry.images.oci.images import OciImages
 from skerry.images.oci.skopeo import Access, SkopeoLimits
-from skerry.images.opened import read_layer
 from skerry.images.scratch import Spool
-from skerry.images.store import DirectoryStore
-from skerry.images.tarimport import ImportLimits
+from skerry.images.store.opened import read_layer
+from skerry.images.store.store import DirectoryStore
 from skerry.spec.layers import ImageConfig
 
 OPEN = Access(tls_verify=False)

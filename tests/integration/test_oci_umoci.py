@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from oci_images import Layout
-from skerry.images.entry import Tree
-from skerry.images.merge import Collapse, strip
-from skerry.images.notes import Notes
+from skerry.images.archives.tarimport import ImportLimits
 from skerry.images.oci.bundle import DirectoryBundle
 from skerry.images.oci.choose import choose, parse_platform
 from skerry.images.oci.layers import LayerReader
 from skerry.images.oci.write import LayoutWriter
 from skerry.images.scratch import Spool
-from skerry.images.tarimport import ImportLimits
+from skerry.images.tree.entry import Tree
+from skerry.images.tree.merge import Collapse, strip
+from skerry.images.tree.notes import Notes
 from skerry.spec.files import FileType
 from skerry.spec.layers import ImageConfig
 

@@ -14,15 +14,15 @@ import pytest
 from live_node import LiveNode
 from s3_place import s3_options
 from skerry.errors import StorageFailed
-from skerry.images.blobread import BlobReader, fetch_list
-from skerry.images.chunks import CHUNK_BYTES, Codec
-from skerry.images.keys import blob
-from skerry.images.local import LocalLayers
+from skerry.images.archives.tarimport import ImportLimits
+from skerry.images.format.chunks import CHUNK_BYTES, Codec
 from skerry.images.objects.s3 import S3Objects
-from skerry.images.opened import read_layer
 from skerry.images.scratch import Spool, scratch_directory
-from skerry.images.store import LIST, SUFFIXES, LayerStore
-from skerry.images.tarimport import ImportLimits
+from skerry.images.store.blobread import BlobReader, fetch_list
+from skerry.images.store.keys import blob
+from skerry.images.store.local import LocalLayers
+from skerry.images.store.opened import read_layer
+from skerry.images.store.store import LIST, SUFFIXES, LayerStore
 from skerry.testing.link import Fault
 from skerry.testing.rootfs import container_reason
 

@@ -17,12 +17,12 @@ from live_node import LiveNode
 from s3_place import s3_options
 from skerry.errors import Fault as Blame
 from skerry.errors import LayerDamaged
-from skerry.images import keys
-from skerry.images.chunks import Codec
-from skerry.images.erofs import Tools
+from skerry.images.format.chunks import Codec
+from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.objects.s3 import S3Objects
-from skerry.images.store import SUFFIXES, LayerStore
+from skerry.images.store import keys
+from skerry.images.store.store import SUFFIXES, LayerStore
 from skerry.spec.layers import LayerManifest
 from skerry.testing.link import Fault
 from skerry.testing.rootfs import container_reason

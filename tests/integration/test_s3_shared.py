@@ -13,12 +13,12 @@ import pytest
 
 from s3_place import s3_options
 from skerry.errors import NotFound, StorageFailed, Unavailable
-from skerry.images.erofs import Tools
-from skerry.images.leases import Leases, Timing
+from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
-from skerry.images.local import LocalLayers
 from skerry.images.objects.s3 import S3Objects
-from skerry.images.store import LayerStore
+from skerry.images.store.leases import Leases, Timing
+from skerry.images.store.local import LocalLayers
+from skerry.images.store.store import LayerStore
 from skerry.testing.link import Fault
 from waiting import soon
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import store_chaos
 
-from skerry.images import keys
+from skerry.images.store import keys
 from skerry.testing import filesystems
 
 SECONDS = 15.0

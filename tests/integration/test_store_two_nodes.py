@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from live_node import LiveNode
-from skerry.images import debian
+from skerry.images.sources import debian
 from skerry.testing import rootfs
 from waiting import until
 

@@ -143,7 +143,7 @@ def backend_check(state_dir: str, run_dir: str) -> Check:
 
 def erofs_check() -> Check:
     """What makes layers."""
-    from skerry.images.erofs import Tools
+    from skerry.images.format.erofs import Tools
 
     try:
         tool = Tools(cache_home()).mkfs()

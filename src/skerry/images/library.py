@@ -14,23 +14,23 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from skerry.errors import InvalidRequest, LayerDamaged, NotFound, Unavailable
-from skerry.images import debian
-from skerry.images.chunks import Codec
-from skerry.images.diff import changes, tar_entries
-from skerry.images.directory import read_directory
-from skerry.images.entry import Tree
-from skerry.images.erofs import Log, Tools
-from skerry.images.local import LocalLayers
-from skerry.images.notes import Notes
-from skerry.images.packing import Apart, Job, pack
+from skerry.images.archives.tarimport import ImportLimits, read_tar
+from skerry.images.archives.tarread import Readable
+from skerry.images.archives.tarwrite import write_tar
+from skerry.images.commits.diff import changes, tar_entries
+from skerry.images.commits.packing import Apart, Job, pack
+from skerry.images.format.chunks import Codec
+from skerry.images.format.erofs import Log, Tools
 from skerry.images.publish import Made, Publisher
-from skerry.images.removal import Removal
 from skerry.images.scratch import Spool, scratch_directory, storage_errors, sweep
-from skerry.images.store import LayerStore
-from skerry.images.tarimport import ImportLimits, read_tar
-from skerry.images.tarread import Readable
-from skerry.images.tarwrite import write_tar
-from skerry.images.upper import UpperLimits, UpperView
+from skerry.images.sources import debian
+from skerry.images.sources.directory import read_directory
+from skerry.images.store.local import LocalLayers
+from skerry.images.store.removal import Removal
+from skerry.images.store.store import LayerStore
+from skerry.images.tree.entry import Tree
+from skerry.images.tree.notes import Notes
+from skerry.images.tree.upper import UpperLimits, UpperView
 from skerry.spec.files import Change
 from skerry.spec.layers import (
     LayerFile,
@@ -157,7 +157,7 @@ class ImageLibrary(Removal):
         recipe: Mapping[str, str] | None = None,
         log: Log = _silent,
     ) -> LayerManifest:
-        """Makes a layer of an archive (`skerry.images.tarimport` says what is taken and how)."""
+        """Makes a layer of an archive; `archives.tarimport` says what is taken and how."""
         target = new_name(name)
         with self.work() as (scratch, spool):
             notes = Notes()
@@ -217,7 +217,7 @@ class ImageLibrary(Removal):
     ) -> LayerManifest:
         """Makes a layer of what a sandbox wrote; on its lowers it gives the same tree again.
 
-        `skerry.images.commit` says what is left out; the manifest lists what the rules of `scrub`
+        `commits.commit` says what is left out; the manifest lists what the rules of `scrub`
         took. A layer without files is allowed. With `apart` a process of low priority does the
         work. Raises InvalidRequest for a base: what was written is only the difference to one.
         """
@@ -242,7 +242,7 @@ class ImageLibrary(Removal):
     # --- looking at what a sandbox wrote ---
 
     def diff(self, upper: UpperView) -> tuple[Change, ...]:
-        """Returns what differs from the lowers, sorted by path (see `skerry.images.diff`)."""
+        """Returns what differs from the lowers, sorted by path (see `skerry.images.commits.diff`)."""
         return tuple(sorted(changes(upper, self._upper_limits), key=lambda change: change.path))
 
     def diff_tar(self, upper: UpperView, under: str = "/") -> Iterator[bytes]:

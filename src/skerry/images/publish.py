@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from skerry.images.chunks import Codec
-from skerry.images.entry import BELOW, Tree
-from skerry.images.erofs import Log, Tools
-from skerry.images.notes import Notes
-from skerry.images.packing import Packed
-from skerry.images.pair import BuiltLayer, build_layer
+from skerry.images.commits.packing import Packed
+from skerry.images.format.chunks import Codec
+from skerry.images.format.erofs import Log, Tools
+from skerry.images.format.pair import BuiltLayer, build_layer
 from skerry.images.scratch import Spool, storage_errors
-from skerry.images.store import LayerStore
+from skerry.images.store.store import LayerStore
+from skerry.images.tree.entry import BELOW, Tree
+from skerry.images.tree.notes import Notes
 from skerry.spec.layers import ImageConfig, LayerManifest, LayerName
 from skerry.spec.residue import Scrubbed
 

@@ -28,9 +28,9 @@ import msgspec
 
 from skerry.backends.api import Lazy
 from skerry.errors import SkerryError, Unavailable
+from skerry.images.format.profile import PROFILE
 from skerry.images.lazy.main import NAME, LazyConfig
 from skerry.images.lazy.options import LazyOptions
-from skerry.images.lazy.profiles import PROFILE
 from skerry.node.config import NodeConfig
 
 START_TIMEOUT_S: Final = 20.0

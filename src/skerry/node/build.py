@@ -10,14 +10,14 @@ from importlib import metadata
 from skerry.backends import registry
 from skerry.backends.api import Attended, Backend, Lazy
 from skerry.density.pressure import Pressure, places
-from skerry.images.erofs import Tools
-from skerry.images.leases import Leases, Timing
+from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
-from skerry.images.local import LocalLayers
 from skerry.images.objects.api import Objects
 from skerry.images.objects.s3 import S3Objects
 from skerry.images.oci.images import OciImages
-from skerry.images.store import DirectoryStore, LayerStore
+from skerry.images.store.leases import Leases, Timing
+from skerry.images.store.local import LocalLayers
+from skerry.images.store.store import DirectoryStore, LayerStore
 from skerry.node import registry as nodes
 from skerry.node.admission.doors import Admission
 from skerry.node.blobs import Blobs, lazy_config

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from skerry.backends.api import Upper
 from skerry.errors import InvalidRequest, SkerryError, Unavailable
 from skerry.guest.files import STALL_S
-from skerry.images.packing import Apart
+from skerry.images.commits.packing import Apart
 from skerry.node.clock import Clock
 from skerry.spec.files import Change
 from skerry.spec.layers import (

@@ -25,7 +25,7 @@ LEASE_S = 7 * 86_400.0  # a node that is away for longer has lost what only it u
 
 
 class LeaseBook(Protocol):
-    """What the node needs of `skerry.images.leases.Leases`; every call may block."""
+    """What the node needs of `skerry.images.store.leases.Leases`; every call may block."""
 
     def recall(self) -> None:
         """Takes over what earlier processes of this node named."""

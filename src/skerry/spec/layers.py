@@ -115,7 +115,7 @@ class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the store knows of a layer. `digest` is the sha256 of the metadata blob.
 
-    Version 2 knows data blobs. `data_digest` is the content digest of `skerry.images.chunks`; the
+    Version 2 knows data blobs. `data_digest` is the content digest of `skerry.images.format.chunks`; the
     metadata blob holds it too, so that `digest` stands for every byte. Without it the metadata
     blob is the whole layer.
     """

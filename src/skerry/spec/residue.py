@@ -1,6 +1,6 @@
 """Residue of a build: the rules by which it is left out of a committed layer, and what they took.
 
-A rule has a name; a commit names the rules that it wants. `skerry.images.residue` says what each one
+A rule has a name; a commit names the rules that it wants. `images.commits.residue` says what each one
 matches.
 """
 

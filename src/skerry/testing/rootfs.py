@@ -11,7 +11,7 @@ from pathlib import Path
 
 from skerry.backends.api import Health
 from skerry.errors import Unavailable
-from skerry.images import debian
+from skerry.images.sources import debian
 from skerry.spec.layers import LayerFile, RootfsPlan
 
 CACHE = os.environ.get("SKERRY_CACHE", "/var/cache/skerry")  # as `make setup` takes it

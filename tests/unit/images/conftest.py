@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from image_uppers import layers  # noqa: F401 - a fixture of many
 from store_terms import impatient
 
 from skerry.errors import Unavailable
-from skerry.images.erofs import Tools
+from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.scratch import Spool
-from skerry.images.store import DirectoryStore
+from skerry.images.store.store import DirectoryStore
 
 
 @pytest.fixture

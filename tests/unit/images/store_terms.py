@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from skerry.images.leases import Leases, Timing
 from skerry.images.objects.api import Objects
+from skerry.images.store.leases import Leases, Timing
 
 
 def impatient(objects: Objects) -> Leases:

@@ -20,9 +20,9 @@ from skerry.errors import (
     NotFound,
     StorageFailed,
 )
-from skerry.images.erofs import Tools
+from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
-from skerry.images.store import DirectoryStore
+from skerry.images.store.store import DirectoryStore
 from skerry.spec.layers import LayerManifest
 
 CUT = make_tar(member("ok", b"x"), member("cut", b"x" * 5000))[:3000]
@@ -214,9 +214,9 @@ _KILLED_IMPORT = """
 import io, os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from images_archives import make_tar, member
-from skerry.images.erofs import Tools
+from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
-from skerry.images.store import DirectoryStore
+from skerry.images.store.store import DirectoryStore
 top, step = sys.argv[1], int(sys.argv[3])
 library = ImageLibrary(DirectoryStore(top + "/store"), Tools(), top + "/scratch")
 archive = make_tar(*(member(f"f{at}", bytes(8000)) for at in range(20)))
@@ -281,9 +281,9 @@ import io, os, subprocess, sys
 sys.path.insert(0, sys.argv[2])
 from images_archives import make_tar, member
 from skerry.errors import StorageFailed
-from skerry.images.erofs import Tools
+from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
-from skerry.images.store import DirectoryStore
+from skerry.images.store.store import DirectoryStore
 top, size = sys.argv[1], sys.argv[3]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=" + size, "none", top], check=True)
 store = DirectoryStore(top + "/store")

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from skerry.errors import Conflict, StorageFailed
-from skerry.images.chunks import ChunkList
+from skerry.images.format.chunks import ChunkList
 from skerry.images.lazy.stats import Stats
 
 SEGMENT_BYTES: Final = 4 << 20  # no smaller than the largest chunk

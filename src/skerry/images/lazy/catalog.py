@@ -12,7 +12,7 @@ import threading
 from typing import Final
 
 from skerry.errors import LayerDamaged, StorageFailed
-from skerry.images.chunks import ChunkList, decode_list
+from skerry.images.format.chunks import ChunkList, decode_list
 from skerry.images.lazy.protocol import ROOT
 
 LIST_BYTES_MAX: Final = 256 << 20

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-PROFILE_CHUNKS_MAX: Final = 1 << 16
-_HEAD: Final = struct.Struct("<8sII")
-_MAGIC: Final = b"SKTOUCH1"
+from skerry.images.format.profile import PROFILE_CHUNKS_MAX, encode_profile
+
 _STREAMS_MAX: Final = 4
 
 
@@ -88,27 +86,6 @@ class Habits:
                 return None
             self._record_s = 0.0
             return encode_profile(self._order)
-
-
-def encode_profile(chunks: array[int]) -> bytes:
-    """Returns a profile: the chunks in the order in which they were first touched."""
-    return _HEAD.pack(_MAGIC, 1, len(chunks)) + chunks.tobytes()
-
-
-def decode_profile(data: bytes, count: int) -> list[int]:
-    """Returns the chunks of a profile of a blob with `count` chunks; [] if it is none."""
-    if len(data) < _HEAD.size:
-        return []
-    magic, version, length = _HEAD.unpack_from(data)
-    if magic != _MAGIC or version != 1 or len(data) != _HEAD.size + 4 * length:
-        return []
-    chunks = array("I", data[_HEAD.size :])
-    return list(dict.fromkeys(chunks)) if all(chunk < count for chunk in chunks) else []
-
-
-def profile_bytes_max() -> int:
-    """Returns how long a profile may be."""
-    return _HEAD.size + 4 * PROFILE_CHUNKS_MAX
 
 
 def merged(chunks: Iterable[int], longest: int) -> Iterator[range]:

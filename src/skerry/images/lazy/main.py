@@ -24,7 +24,6 @@ from typing import Final
 import msgspec
 
 from skerry.errors import Conflict, InvalidRequest, SkerryError
-from skerry.images import keys
 from skerry.images.lazy.cache import ChunkCache
 from skerry.images.lazy.catalog import Catalog
 from skerry.images.lazy.fetch import Fetcher, Source
@@ -36,6 +35,7 @@ from skerry.images.lazy.stats import Stats
 from skerry.images.lazy.status import StatusSocket
 from skerry.images.objects.directory import DirectoryObjects
 from skerry.images.objects.s3_options import S3Options, is_s3
+from skerry.images.store import keys
 
 LOG_BYTES_MAX: Final = 4 << 20
 HOUSEKEEPING_S: Final = 1.0

@@ -11,16 +11,14 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from skerry.errors import InvalidRequest
-from skerry.images.chunks import ChunkList
-from skerry.images.lazy.habits import Habits, decode_profile, profile_bytes_max
+from skerry.images.format.chunks import ChunkList
+from skerry.images.format.profile import PROFILE, decode_profile, profile_bytes_max
+from skerry.images.lazy.habits import Habits
 from skerry.images.lazy.server import Mounted
 
 log = logging.getLogger("skerry.blobs")
-
-PROFILE: Final = ".profile"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from skerry.errors import InvalidRequest, SkerryError
-from skerry.images.chunks import ChunkList
+from skerry.images.format.chunks import ChunkList
 from skerry.images.lazy import protocol
 from skerry.images.lazy.cache import CachedBlob, ChunkCache
 from skerry.images.lazy.catalog import Catalog

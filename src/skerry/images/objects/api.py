@@ -13,7 +13,7 @@ What every implementation guarantees, and what the layer store builds upon:
 - What another client did may stay unseen for `lag_s` seconds (a deleted object may still be seen,
   a new one not yet, of a replaced one the old content). What this client did is seen at once.
 - An object that is deleted while it is read may fail the read: nobody but the collector deletes
-  blobs, and it asks first who needs them (`skerry.images.collect`).
+  blobs, and it asks first who needs them (`skerry.images.store.collect`).
 - There are no locks, and nothing may need them.
 
 All calls block, and may be made from several threads. They raise StorageFailed (with `errno` where

@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from skerry.errors import ImageBroken
-from skerry.images.entry import show
+from skerry.images.archives.tarimport import ImportLimits, clean_path
+from skerry.images.archives.tarread import Readable, TarReader
 from skerry.images.scratch import CHUNK_BYTES, Content, Spool, storage_errors
-from skerry.images.tarimport import ImportLimits, clean_path
-from skerry.images.tarread import Readable, TarReader
+from skerry.images.tree.entry import show
 
 _MEMBERS_MAX = 100_000
 _LINKS_MAX = 8  # old archives of docker name a layer that occurs twice by a link to the first

@@ -9,11 +9,11 @@ from __future__ import annotations
 import posixpath
 
 from skerry.errors import InvalidRequest
-from skerry.images.entry import PATH_BYTES_MAX, Node, make_directory
-from skerry.images.merge import Collapse
-from skerry.images.notes import Notes
 from skerry.images.oci.model import Config, Platform, Rootfs, RunConfig
 from skerry.images.scratch import Spool
+from skerry.images.tree.entry import PATH_BYTES_MAX, Node, make_directory
+from skerry.images.tree.merge import Collapse
+from skerry.images.tree.notes import Notes
 from skerry.spec.files import FileType
 from skerry.spec.layers import ImageConfig
 from skerry.spec.sandbox import check_env

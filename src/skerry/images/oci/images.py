@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from skerry.errors import ImageBroken, InvalidRequest
-from skerry.images.entry import Tree
-from skerry.images.erofs import Log
+from skerry.images.archives.tarimport import ImportLimits
+from skerry.images.archives.tarread import Readable
+from skerry.images.commits.residue import Residue, sweep_tree
+from skerry.images.format.erofs import Log
 from skerry.images.library import ImageLibrary, new_name
-from skerry.images.merge import COLLAPSE_BYTES, Collapse, strip
-from skerry.images.notes import Notes
 from skerry.images.oci.bundle import ArchiveBundle, Bundle, DirectoryBundle
 from skerry.images.oci.cache import BlobCache
 from skerry.images.oci.choose import Image, choose, parse_platform
@@ -26,12 +26,12 @@ from skerry.images.oci.layers import LayerReader, is_whole
 from skerry.images.oci.model import BlobDamaged, Platform, blob_name
 from skerry.images.oci.skopeo import Access, Skopeo, SkopeoLimits
 from skerry.images.oci.write import LayoutWriter
-from skerry.images.opened import read_layer
 from skerry.images.publish import Made
-from skerry.images.residue import Residue, sweep_tree
 from skerry.images.scratch import Spool
-from skerry.images.tarimport import ImportLimits
-from skerry.images.tarread import Readable
+from skerry.images.store.opened import read_layer
+from skerry.images.tree.entry import Tree
+from skerry.images.tree.merge import COLLAPSE_BYTES, Collapse, strip
+from skerry.images.tree.notes import Notes
 from skerry.spec.layers import ImageConfig, LayerKind, LayerManifest, LayerName, composed_config
 from skerry.spec.residue import check_rules
 

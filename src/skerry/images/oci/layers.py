@@ -1,6 +1,6 @@
 """From the layers of an image to trees: every byte checked against its digest, few trees at the end.
 
-What a layer may hold is `skerry.images.tarimport`'s to say. Unpacking is bounded by what was
+What a layer may hold is `skerry.images.archives.tarimport`'s to say. Unpacking is bounded by what was
 packed: an image that grows without measure is refused before it fills the disk.
 """
 
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from skerry.errors import ImageBroken
-from skerry.images.entry import Tree
-from skerry.images.merge import Collapse
-from skerry.images.notes import Notes
+from skerry.images.archives.tarimport import ImportLimits, Spent, read_tar
+from skerry.images.archives.tarread import Readable, TarReader, decompressed
 from skerry.images.oci.bundle import Bundle
 from skerry.images.oci.choose import Image, LayerBlob
 from skerry.images.oci.model import BlobDamaged
 from skerry.images.scratch import CHUNK_BYTES, Spool
-from skerry.images.tarimport import ImportLimits, Spent, read_tar
-from skerry.images.tarread import Readable, TarReader, decompressed
+from skerry.images.tree.entry import Tree
+from skerry.images.tree.merge import Collapse
+from skerry.images.tree.notes import Notes
 
 Log = Callable[[str], None]
 

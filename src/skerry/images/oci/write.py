@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from skerry.errors import ImageBroken
-from skerry.images.entry import OPAQUE, Entry, Node, Tree, show
+from skerry.images.archives.tarwrite import write_tar
 from skerry.images.oci.config import write_config
 from skerry.images.oci.model import (
     CONFIG_TYPE,
@@ -23,7 +23,7 @@ from skerry.images.oci.model import (
     blob_name,
 )
 from skerry.images.scratch import Spool, storage_errors
-from skerry.images.tarwrite import write_tar
+from skerry.images.tree.entry import OPAQUE, Entry, Node, Tree, show
 from skerry.spec.files import FileType
 from skerry.spec.layers import ImageConfig
 

@@ -6,7 +6,8 @@ from array import array
 
 import pytest
 
-from skerry.images.lazy.habits import Habits, decode_profile, encode_profile, merged
+from skerry.images.format.profile import decode_profile, encode_profile
+from skerry.images.lazy.habits import Habits, merged
 
 
 def habits(chunks: int = 100, longest: int = 8, record_s: float = 0.0) -> Habits:

@@ -14,19 +14,19 @@ from images_archives import make_tar, member
 
 from oci_images import Layout, docker_archive
 from skerry.errors import ImageBroken, InvalidRequest, LayerDamaged, NotFound
-from skerry.images.entry import BELOW, OPAQUE, Node, Tree
-from skerry.images.erofs import Tools
-from skerry.images.erofsread import FileSource, read_image
+from skerry.images.archives.tarimport import ImportLimits
+from skerry.images.format.erofs import Tools
+from skerry.images.format.erofsread import FileSource, read_image
 from skerry.images.library import ImageLibrary
-from skerry.images.merge import find_merged
 from skerry.images.oci.bundle import DirectoryBundle
 from skerry.images.oci.choose import choose, parse_platform
 from skerry.images.oci.images import THRESHOLD_MIN, OciImages
 from skerry.images.oci.write import LayoutWriter
-from skerry.images.opened import read_layer
 from skerry.images.scratch import Spool
-from skerry.images.store import DirectoryStore
-from skerry.images.tarimport import ImportLimits
+from skerry.images.store.opened import read_layer
+from skerry.images.store.store import DirectoryStore
+from skerry.images.tree.entry import BELOW, OPAQUE, Node, Tree
+from skerry.images.tree.merge import find_merged
 from skerry.spec.files import FileType
 from skerry.spec.layers import ImageConfig, LayerManifest
 

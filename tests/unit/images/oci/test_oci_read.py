@@ -16,9 +16,7 @@ from images_archives import make_tar, member
 
 from oci_images import DOCKER, OCI, PACKS, Json, Layout, config_of, docker_archive, sha256
 from skerry.errors import Fault, ImageBroken, InvalidRequest, NotFound, SkerryError
-from skerry.images.entry import OPAQUE, Tree
-from skerry.images.merge import Collapse
-from skerry.images.notes import Notes
+from skerry.images.archives.tarimport import ImportLimits, read_tar
 from skerry.images.oci import layers as oci_layers
 from skerry.images.oci.bundle import ArchiveBundle, Bundle, DirectoryBundle
 from skerry.images.oci.choose import Image, choose, parse_platform
@@ -26,7 +24,9 @@ from skerry.images.oci.config import read_config, write_config
 from skerry.images.oci.layers import LayerReader
 from skerry.images.oci.model import BlobDamaged, Config
 from skerry.images.scratch import Spool
-from skerry.images.tarimport import ImportLimits, read_tar
+from skerry.images.tree.entry import OPAQUE, Tree
+from skerry.images.tree.merge import Collapse
+from skerry.images.tree.notes import Notes
 from skerry.spec.files import FileType
 from skerry.spec.layers import ImageConfig
 

@@ -1,0 +1,1 @@
+"""Reading and writing tar, from origins that are not trusted."""

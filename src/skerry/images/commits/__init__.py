@@ -1,0 +1,1 @@
+"""From what a sandbox wrote to a layer: walk, residue rules, packing."""

@@ -1,0 +1,1 @@
+"""Layers in a store: names, manifests, leases, collection, scrub, and copies on a node."""

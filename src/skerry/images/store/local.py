@@ -1,0 +1,197 @@
+"""A node's own copies of what has to be at hand to mount a layer: metadata blobs and chunk lists.
+
+    ROOT/HEX             a metadata blob, by its sha256
+    ROOT/HEX.chunks      a chunk list, by the content digest of its data blob (for verified mounts)
+    ROOT/HEX.profile     which chunks of a data blob a first run touched (for verified mounts)
+    ROOT/.new-*          half a copy; a crash leaves it, the next start removes it
+
+A copy is checked against its name before it appears, and again at its first use by each process: a
+damaged one is made again. Removing one that is mounted is harmless to the mount.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+
+from skerry.errors import LayerDamaged, SkerryError
+from skerry.images.format.chunks import ChunkList, decode_list
+from skerry.images.format.pair import data_digest_of
+from skerry.images.format.profile import PROFILE
+from skerry.images.scratch import CHUNK_BYTES, storage_errors
+from skerry.images.store.blobread import until_right
+from skerry.spec.layers import LayerManifest
+
+UNUSED_S = 3600.0
+_NEW = ".new-"
+_LIST = ".chunks"
+
+
+Pieces = Callable[[], Iterator[bytes]]
+
+
+class LocalLayers:
+    """The directory of one node. All methods block and may be called from several threads."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._lock = threading.Lock()
+        self._turns: dict[str, threading.Lock] = {}
+        self._asked: set[str] = set()  # data blobs whose profile the store was asked for
+        self._checked: set[str] = set()  # names of files whose bytes this process has seen right
+        with storage_errors(f"making {root}"):
+            os.makedirs(root, mode=0o700, exist_ok=True)
+            for name in os.listdir(root):
+                if name.startswith(_NEW):
+                    os.unlink(os.path.join(root, name))
+
+    def metadata(self, manifest: LayerManifest, pieces: Pieces) -> str:
+        """Returns the path of a layer's metadata blob, read with `pieces` if it is not here.
+
+        Its bytes are those of its digest, and it names the manifest's data blob. Raises LayerDamaged
+        if what `pieces` gives does not, StorageFailed if the disk is full or the store fails.
+        """
+
+        def check(path: str) -> None:
+            _check_sha256(path, manifest.digest)
+            named = data_digest_of(path)
+            if named != manifest.data_digest:
+                text = f"{manifest.name}: its metadata names the data blob {named}, its manifest"
+                raise LayerDamaged(f"{text} {manifest.data_digest}", digest=manifest.digest)
+
+        return self._have(_hex(manifest.digest), pieces, check)
+
+    def chunk_list(self, digest: str, pieces: Pieces) -> str:
+        """Returns the path of a data blob's chunk list, likewise."""
+        return self._have(_hex(digest) + _LIST, pieces, lambda path: _check_list(path, digest))
+
+    def profile(self, digest: str, ask: Callable[[], bytes | None]) -> None:
+        """Puts a data blob's profile here if `ask` knows one; asks once, and fails silently.
+
+        Without it a mount is as good, only slower at first.
+        """
+        name = _hex(digest) + PROFILE
+        if digest in self._asked or os.path.exists(os.path.join(self.root, name)):
+            return
+        self._asked.add(digest)
+        with contextlib.suppress(SkerryError, OSError):
+            data = ask()
+            if data is not None:
+                self.put_profile(digest, data)
+
+    def put_profile(self, digest: str, data: bytes) -> None:
+        """Keeps a profile here, for later mounts; OSError."""
+        fd, fresh = tempfile.mkstemp(prefix=_NEW, dir=self.root)
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.rename(fresh, os.path.join(self.root, _hex(digest) + PROFILE))
+
+    def tidy(self, keep: Collection[str], older_than_s: float = UNUSED_S) -> list[str]:
+        """Removes copies that nobody asked for in that time, but for digests in `keep`."""
+        removed = []
+        kept = {_hex(digest) for digest in keep}
+        limit = time.time() - older_than_s
+        for name in sorted(os.listdir(self.root)):
+            path = os.path.join(self.root, name)
+            with contextlib.suppress(FileNotFoundError):
+                if (
+                    name.removesuffix(_LIST).removesuffix(PROFILE) in kept
+                    or os.stat(path).st_mtime > limit
+                ):
+                    continue
+                with self._turn(name):
+                    os.unlink(path)
+                    self._checked.discard(name)
+                    self._asked.discard(f"sha256:{name.removesuffix(PROFILE)}")
+                removed.append(name)
+        return removed
+
+    def _have(self, name: str, pieces: Pieces, check: Callable[[str], None]) -> str:
+        path = os.path.join(self.root, name)
+        if name in self._checked and _touch(path):
+            return path
+        with self._turn(name), storage_errors(f"copying a layer's metadata to {self.root}"):
+            if not (name in self._checked and _touch(path)):
+                if not _is_right(path, check):
+                    until_right("the layer store", lambda: self._copy(path, pieces, check))
+                self._checked.add(name)
+        return path
+
+    def _copy(self, path: str, pieces: Pieces, check: Callable[[str], None]) -> None:
+        fd, fresh = tempfile.mkstemp(prefix=_NEW, dir=self.root)
+        try:
+            with open(fd, "wb") as file:
+                file.writelines(pieces())
+                file.flush()
+                os.fsync(file.fileno())
+            check(fresh)
+            os.chmod(fresh, 0o400)
+            os.rename(fresh, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(fresh)
+            raise
+        directory = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    @contextlib.contextmanager
+    def _turn(self, name: str) -> Iterator[None]:
+        """Lets one thread at a time make or remove a file."""
+        with self._lock:
+            turn = self._turns.setdefault(name, threading.Lock())
+        with turn:
+            yield
+
+
+def read_list(path: str, digest: str) -> ChunkList:
+    """Returns the chunk list in a file; raises LayerDamaged if it is not that of `digest`."""
+    with storage_errors(f"reading {path}"), open(path, "rb") as file:
+        return decode_list(file.read(), digest)
+
+
+def _is_right(path: str, check: Callable[[str], None]) -> bool:
+    """Says whether a copy is there and whole; one of an earlier process may have rotted since."""
+    if not _touch(path):
+        return False
+    try:
+        check(path)
+    except LayerDamaged:
+        return False
+    return True
+
+
+def _touch(path: str) -> bool:
+    """Notes that a copy is in use; returns whether it is there."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _check_sha256(path: str, digest: str) -> None:
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            found.update(chunk)
+    if found.hexdigest() != _hex(digest):
+        text = (
+            f"the store holds other bytes than metadata blob {digest}: sha256:{found.hexdigest()}"
+        )
+        raise LayerDamaged(text, digest=digest)
+
+
+def _check_list(path: str, digest: str) -> None:
+    read_list(path, digest)
+
+
+def _hex(digest: str) -> str:
+    return digest.removeprefix("sha256:")

@@ -1,0 +1,120 @@
+"""How layers go: names removed, pins, and the collection of what nothing needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from skerry.errors import Conflict, LayerDamaged, NotFound
+from skerry.images.format.erofs import Log
+from skerry.images.store.collect import Collector
+from skerry.images.store.scrub import Scrub
+from skerry.images.store.store import LayerStore
+from skerry.spec.layers import (
+    CollectReport,
+    LayerCheck,
+    LayerKind,
+    LayerManifest,
+    LayerName,
+    parse_layer_name,
+)
+
+
+class Removal:
+    """The part of the library that lets layers go. It needs `find`, which raises NotFound."""
+
+    store: LayerStore
+
+    def find(self, name: LayerName) -> LayerManifest:
+        """Returns what a name stands for, or the digest that it is pinned to."""
+        raise NotImplementedError
+
+    def remove(self, name: str, in_use: Collection[str] = ()) -> None:
+        """Removes a name with all that it ever stood for, or one digest of it if pinned by digest.
+
+        Blobs go in the next `collect`, when nothing else refers to them. Raises NotFound, and
+        Conflict while `in_use` holds one of the digests, or `pin` does.
+        """
+        wanted = parse_layer_name(name, LayerKind.BASE)
+        tagged = LayerName(wanted.kind, wanted.name, wanted.tag)
+        if wanted.digest:
+            gone = [self.find(wanted)]
+        else:
+            gone = [one for one in self.store.manifests() if one.name == str(tagged)]
+            current = self.store.tagged(tagged)
+            if current is not None and current not in gone:
+                gone.append(current)  # a removal that was cut off took its own manifest
+        if not gone:
+            self.find(wanted)
+        pinned = {pin.digest for pin in self.store.pins()}
+        for manifest in gone:
+            if manifest.digest in in_use:
+                raise Conflict(f"{manifest.name} is in use by a sandbox", digest=manifest.digest)
+            if manifest.digest in pinned:
+                pin = f"{tagged}@{manifest.digest}"
+                raise Conflict(f"{manifest.name} is pinned: skerry image unpin {pin}")
+        for manifest in gone:
+            self._forget(manifest)
+
+    def look(self) -> CollectReport:
+        """Returns what `collect` would remove, and why the rest stays."""
+        return Collector(self.store).look()
+
+    def collect(self, log: Log = lambda _line: None) -> CollectReport:
+        """Removes what no name, pin, sandbox or lease needs; takes the store's grace period.
+
+        Others may add, use, remove and collect meanwhile, from any host that shares the store.
+        """
+        return Collector(self.store).collect(log)
+
+    def collected_ago_s(self) -> float | None:
+        """Returns how long ago anybody ended a `collect` on this store; None: never."""
+        return Collector(self.store).collected_ago_s()
+
+    def verify(self, name: str, *, remove_damaged: bool = False) -> LayerCheck:
+        """Reads all bytes of a layer again and says what is damaged (`skerry.images.store.scrub`).
+
+        With `remove_damaged` damaged blobs go: nobody can mount the layer then, until it is made
+        again, which stores them anew; a mount that is there keeps what it has. Raises NotFound,
+        StorageFailed.
+        """
+        manifest = self.manifest_of(name)
+        check = Scrub(self.store).check(manifest)
+        if check.damage and remove_damaged:
+            for damage in check.damage:
+                if damage.part != "manifest":  # the blob itself is right
+                    self.store.delete(damage.digest)
+            check = msgspec.structs.replace(check, removed=True)
+        return check
+
+    def manifest_of(self, name: str) -> LayerManifest:
+        """Returns what a name stands for, also if its blobs are gone; raises NotFound."""
+        wanted = parse_layer_name(name, LayerKind.BASE)
+        try:
+            return self.find(wanted)
+        except LayerDamaged:
+            pin = wanted.digest
+            found = self.store.manifest(wanted, pin) if pin else self.store.tagged(wanted)
+            if found is None:
+                raise
+            return found
+
+    def pin(self, name: str) -> LayerManifest:
+        """Makes what the name stands for now stay, whatever the name does; NotFound."""
+        manifest = self.find(parse_layer_name(name, LayerKind.BASE))
+        self.store.pin(manifest)
+        return manifest
+
+    def unpin(self, name: str) -> LayerManifest:
+        """Takes a pin back. Raises NotFound, also if there is none."""
+        manifest = self.find(parse_layer_name(name, LayerKind.BASE))
+        if not self.store.unpin(manifest.digest):
+            raise NotFound(f"{name} is not pinned")
+        return manifest
+
+    def _forget(self, manifest: LayerManifest) -> None:
+        name = parse_layer_name(manifest.name)
+        if self.store.tag(name) == manifest.digest:
+            self.store.delete_tag(name)
+        self.store.delete_manifest(name, manifest.digest)

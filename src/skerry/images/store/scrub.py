@@ -1,0 +1,168 @@
+"""Scrub: all bytes of a layer are read again from the store and compared with their digests.
+
+This finds what a trusted mount does not see: bits that flipped on the store's disk since the layer was
+published. On a store of files the blobs' pages are dropped first, so that the disk is asked and not
+the memory that wrote it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from skerry.errors import ImageBroken, LayerDamaged, NotFound
+from skerry.images.archives.tarimport import ImportLimits
+from skerry.images.format.chunks import ChunkList, Span
+from skerry.images.format.erofsread import files_at
+from skerry.images.format.pair import data_digest_in
+from skerry.images.store import keys
+from skerry.images.store.blobread import fetch_list
+from skerry.images.store.store import LIST, SUFFIXES, LayerStore
+from skerry.spec.layers import Damage, LayerCheck, LayerManifest
+
+BATCH_CHUNKS = 16
+CHUNKS_TOLD_MAX = 1000
+FILES_TOLD_MAX = 100
+_METADATA_KEPT_MAX = 64 << 20
+
+
+class Scrub:
+    """Checks layers of one store; blobs that several of them share are read once."""
+
+    def __init__(self, store: LayerStore) -> None:
+        self._store = store
+        self._found: dict[str, tuple[Damage, ...]] = {}
+        self._bytes = 0
+
+    def check(self, manifest: LayerManifest) -> LayerCheck:
+        """Returns what is damaged of a layer and its parts.
+
+        What comes damaged is read a second time before it counts: the way from the store may have
+        done it. Raises StorageFailed if the store cannot be reached.
+        """
+        before = self._bytes
+        damage = [one for layer in manifest.layers() for one in self._layer(layer)]
+        return LayerCheck(manifest.name, manifest.digest, self._bytes - before, tuple(damage))
+
+    def _layer(self, layer: LayerManifest) -> tuple[Damage, ...]:
+        if layer.digest not in self._found:
+            self._found[layer.digest] = tuple(self._blobs(layer))
+        return self._found[layer.digest]
+
+    def _blobs(self, layer: LayerManifest) -> Iterator[Damage]:
+        metadata, named = None, layer.data_digest
+        try:
+            metadata = self._metadata(layer)
+            named = data_digest_in(io.BytesIO(metadata), layer.digest)
+        except (LayerDamaged, NotFound) as error:
+            yield Damage(layer.digest, "metadata", error.message)
+        if named != layer.data_digest:
+            # The metadata is what the layer's digest names, so the manifest is wrong.
+            text = f"it names the data blob {layer.data_digest}, the layer's metadata {named}"
+            yield Damage(layer.digest, "manifest", text)
+        if named is None:
+            return
+        try:
+            chunks = self._chunks(named)
+        except LayerDamaged as error:
+            yield Damage(named, "chunk list", error.message)
+            return
+        damage = self._data(chunks)
+        if damage is None:
+            return
+        spans = [chunks.span(chunk) for chunk in damage.chunks]
+        files = _files(metadata, spans) if spans else ()
+        yield msgspec.structs.replace(damage, files=files)
+
+    def _metadata(self, layer: LayerManifest) -> bytes:
+        """Returns the bytes, the first part of very many, if all are right."""
+        self._forget(layer.digest, "")
+        for tries in range(2):
+            digest, kept = hashlib.sha256(), bytearray()
+            for piece in self._store.pieces(layer.digest):
+                self._bytes += len(piece)
+                digest.update(piece)
+                if len(kept) < _METADATA_KEPT_MAX:
+                    kept += piece
+            found = f"sha256:{digest.hexdigest()}"
+            if found == layer.digest:
+                return bytes(kept)
+            if tries:
+                break
+        raise LayerDamaged(f"the store holds other bytes: {found}")
+
+    def _chunks(self, digest: str) -> ChunkList:
+        if not self._store.has(digest, LIST):
+            raise LayerDamaged("it is gone from the store")
+        return fetch_list(self._store.objects, keys.blob(digest, LIST), digest)
+
+    def _data(self, chunks: ChunkList) -> Damage | None:
+        digest, suffix = chunks.content_digest, SUFFIXES[chunks.codec]
+        self._forget(digest, suffix)
+        found = self._store.objects.stat(keys.blob(digest, suffix))
+        if found is None:
+            return Damage(digest, "data", "it is gone from the store")
+        bad: list[int] = []
+        total = 0
+        for chunk in self._damaged(chunks):
+            total += 1
+            if len(bad) < CHUNKS_TOLD_MAX:
+                bad.append(chunk)
+        if total:
+            text = f"{total} of {chunks.count} chunks are damaged"
+            return Damage(digest, "data", text, tuple(bad))
+        if found.size != chunks.stored_bytes:
+            text = f"it has {found.size} bytes, not {chunks.stored_bytes}"
+            return Damage(digest, "data", text)
+        return None
+
+    def _damaged(self, chunks: ChunkList) -> Iterator[int]:
+        for first in range(0, chunks.count, BATCH_CHUNKS):
+            batch = range(first, min(first + BATCH_CHUNKS, chunks.count))
+            start = chunks.stored_span(first).offset
+            last = chunks.stored_span(batch[-1])
+            data = memoryview(self._read(chunks, Span(start, last.offset + last.length - start)))
+            for chunk in batch:
+                offset, length = chunks.stored_span(chunk)
+                if not _good(chunks, chunk, data[offset - start : offset - start + length]) and (
+                    not _good(chunks, chunk, self._read(chunks, chunks.stored_span(chunk)))
+                ):
+                    yield chunk
+        self._forget(chunks.content_digest, SUFFIXES[chunks.codec])
+
+    def _read(self, chunks: ChunkList, span: Span) -> bytes:
+        try:
+            data = self._store.read_data(chunks.content_digest, chunks.codec, *span)
+        except NotFound:
+            return b""  # it went meanwhile
+        self._bytes += len(data)
+        return data
+
+    def _forget(self, digest: str, part: str) -> None:
+        """Lets the next read ask the disk; who mounts the blob directly loses nothing by it."""
+        path = self._store.objects.local_path(keys.blob(digest, part))
+        if path is not None:
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _good(chunks: ChunkList, chunk: int, stored: bytes | memoryview) -> bool:
+    try:
+        chunks.open_chunk(chunk, stored)
+    except LayerDamaged:
+        return False
+    return True
+
+
+def _files(metadata: bytes | None, spans: Sequence[Span]) -> tuple[str, ...]:
+    """Returns the files that have any of these ranges of the data blob; () where none can be told."""
+    if metadata is None:
+        return ()
+    with contextlib.suppress(ImageBroken):
+        return tuple(files_at(metadata, spans, ImportLimits(), FILES_TOLD_MAX))
+    return ()
