@@ -43,6 +43,12 @@ def clean(found: Holdings, node: str, registry_dir: str) -> list[str]:
         # Several nodes may have had it, one after the other: the last one's is not touched.
         if not found.shared(run):
             trouble += _remove_run(run)
+    # It ends with its session, which ended with its last mount.
+    trouble += [
+        f"blobs process {process.pid} does not end"
+        for process in found.blobs.get(node, [])
+        if not _end(process, lambda: None)
+    ]
     try:
         Zram(node).close()
     except SkerryError as error:
@@ -66,6 +72,15 @@ def _shut_down(process: Process) -> bool:
         finally:
             launcher.close()
 
+    def shut_down() -> None:
+        with contextlib.suppress(OSError, SkerryError, LauncherFailed):
+            asyncio.run(ask())
+
+    return _end(process, shut_down)
+
+
+def _end(process: Process, ask: Callable[[], None]) -> bool:
+    """Asks a process to end, and kills it if it does not; returns whether it has ended."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -73,8 +88,7 @@ def _shut_down(process: Process) -> bool:
     try:
         if not process.still_there():
             return True
-        with contextlib.suppress(OSError, SkerryError, LauncherFailed):
-            asyncio.run(ask())
+        ask()
         if not _soon(lambda: _ended(pidfd), SHUT_DOWN_S):
             # Its socket is gone, or it hangs: what it held is removed one by one.
             with contextlib.suppress(ProcessLookupError):
@@ -132,7 +146,7 @@ def _remove_run(run: str) -> list[str]:
     ]
     if not trouble:
         shutil.rmtree(f"{run}/container", ignore_errors=True)
-        for name in ("node.sock", "lock"):
+        for name in ("node.sock", "blobs.sock", "lock"):
             with contextlib.suppress(OSError):
                 os.unlink(f"{run}/{name}")
         with contextlib.suppress(OSError):

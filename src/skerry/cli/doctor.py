@@ -18,6 +18,7 @@ from skerry.errors import SkerryError
 
 if TYPE_CHECKING:
     from skerry.aio import Client
+    from skerry.wire.http import BlobsHealth
 
 COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "missing": "red"}
 
@@ -100,9 +101,32 @@ async def node_checks(app: App) -> list[Check]:
             "`skerry up --stop`, then `skerry up`: live sandboxes are taken over",
         )
     ]
+    if health.blobs is not None:
+        checks.append(blobs_check(health.blobs))
     async with aio.connect(f"unix://{app.settings.socket}") as client:
         checks.append(await base_check(client))
     return checks
+
+
+def blobs_check(blobs: BlobsHealth) -> Check:
+    """Returns how layers are read on demand."""
+    found = (
+        f"process {blobs.pid}, {blobs.blobs} blobs mounted, {blobs.cached_bytes >> 20} MiB cached, "
+        f"{blobs.hits} hits, {blobs.misses} misses, {blobs.verify_failures} verify failures"
+    )
+    if not blobs.serving:
+        return Check("layers on demand", "warning", "not served now",
+                     "no sandbox can be made on layers that are read on demand",
+                     "see STATE/blobs.log; the node starts the process again by itself")  # fmt: skip
+    if blobs.store_failing:
+        return Check("layers on demand", "warning", f"the layer store does not answer; {found}",
+                     "reads of what is not cached wait, and fail after a while",
+                     "see STATE/blobs.log, and `skerry doctor --config`")  # fmt: skip
+    if blobs.verify_failures or blobs.faults:
+        return Check("layers on demand", "warning", f"{found}, {blobs.faults} reads failed",
+                     "bytes came wrong from the store, or not at all",
+                     "see STATE/blobs.log; `skerry image verify --all` reads all again")  # fmt: skip
+    return Check("layers on demand", "ok", found)
 
 
 async def base_check(client: Client) -> Check:

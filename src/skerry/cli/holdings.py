@@ -13,41 +13,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from skerry.backends.shared import proc
+from skerry.cli import blob_things
+from skerry.cli.things import Process, Thing
 from skerry.density.zram import Kernel
+from skerry.images.lazy.main import NAME as BLOBS
 from skerry.node import registry
 from skerry.node.identity import held
 
+__all__ = ["Holdings", "Process", "Thing", "group_roots", "pins", "take"]
+
 LABEL = re.compile(r"skerry-([a-z2-7]{5})")  # of a node's compressed swap
 GROUP = re.compile(r"/skerry-([a-z2-7]{5})(?:-idle)?(?:/|$)")
-PROGRAMS = ("skerry-spawn", "skerry-init")
+PROGRAMS = ("skerry-spawn", "skerry-init", BLOBS)
 STATE_DIR = "/var/lib/skerry"
-
-
-@dataclass(frozen=True)
-class Thing:
-    """One thing; `node` is "" where nothing tells whose it is."""
-
-    kind: str
-    what: str
-    node: str = ""
-
-
-@dataclass
-class Process:
-    """A process of ours, as /proc shows it."""
-
-    pid: int
-    words: tuple[str, ...]
-    comm: str
-    group_of: str  # the node in whose groups it is
-
-    def option(self, name: str) -> str:
-        """Returns the value of a long option; "" if it is not there."""
-        return proc.option(self.words, name)
-
-    def still_there(self) -> bool:
-        """Returns whether the number still means this process."""
-        return proc.words(self.pid) == self.words
 
 
 @dataclass
@@ -58,6 +36,7 @@ class Holdings:
     running: set[str] = field(default_factory=set)  # nodes whose daemon runs
     waiting: set[str] = field(default_factory=set)  # nodes that a start would bring back
     launchers: dict[str, list[Process]] = field(default_factory=dict)
+    blobs: dict[str, list[Process]] = field(default_factory=dict)  # who serves data blobs
     run_dirs: dict[str, set[str]] = field(default_factory=dict)
 
     def orphan(self, thing: Thing) -> bool:
@@ -118,7 +97,7 @@ def _nodes(found: Holdings, processes: list[Process], directory: str, state_dir:
             name = _node_of_daemon(process, directory, state_dir)
             if name:
                 found.running.add(name)
-                found.things.append(Thing("node", _label(process), name))
+                found.things.append(Thing("node", process.label(), name))
         elif _is(process, "skerry-spawn"):
             name = _node_of_launcher(process)
             found.launchers.setdefault(name, []).append(process)
@@ -127,6 +106,11 @@ def _nodes(found: Holdings, processes: list[Process], directory: str, state_dir:
                 found.run_dirs.setdefault(name, set()).add(run)
             if name and proc.text(f"{os.path.dirname(process.option('--state'))}/name") == name:
                 found.waiting.add(name)
+        elif _is_blobs(process):
+            name, run = process.option("--node"), os.path.dirname(process.option("--socket"))
+            found.blobs.setdefault(name, []).append(process)
+            if name and run:
+                found.run_dirs.setdefault(name, set()).add(run)
     if name := proc.text(f"{state_dir}/name"):
         found.waiting.add(name)
 
@@ -162,7 +146,7 @@ def _of_process(process: Process) -> Iterator[Thing]:
         return
     if _is(process, "skerry-spawn"):
         node = _node_of_launcher(process)
-        yield Thing("launcher", _label(process), node)
+        yield Thing("launcher", process.label(), node)
         nets = sum(proc.link(f"/proc/{process.pid}/fd/{fd}").startswith("net:")
                    for fd in proc.names(f"/proc/{process.pid}/fd"))  # fmt: skip
         if nets:
@@ -171,12 +155,16 @@ def _of_process(process: Process) -> Iterator[Thing]:
             yield Thing("trash" if name.startswith(".") else "upper", name, node)
         for name in proc.names(f"/proc/{process.pid}/root/layers"):
             yield Thing("layer mount", name, node)
+        yield from blob_things.sessions(process, node)
+    elif _is_blobs(process):
+        yield from blob_things.of_process(process, process.option("--node"))
+        yield from blob_things.sessions(process, process.option("--node"))
     elif _is(process, "skerry-init"):
-        yield Thing("agent", _label(process), process.group_of)
+        yield Thing("agent", process.label(), process.group_of)
         net = proc.link(f"/proc/{process.pid}/ns/net")
         yield Thing("network namespaces", f"{net} of agent {process.pid}", process.group_of)
     elif process.group_of:
-        yield Thing("process in a sandbox", _label(process), process.group_of)
+        yield Thing("process in a sandbox", process.label(), process.group_of)
     for fd in proc.names(f"/proc/{process.pid}/fd") if _is(process, *PROGRAMS) else ():
         target = proc.link(f"/proc/{process.pid}/fd/{fd}")
         if target.startswith("/memfd:"):
@@ -214,12 +202,21 @@ def pins() -> Iterator[tuple[str, str]]:
 
 def _mounts(found: Holdings) -> Iterator[Thing]:
     places = {at: node for node, all_ in found.run_dirs.items() for at in all_}
-    for at, run in pins():
-        yield Thing("pinned mount namespace", at, places.get(run, ""))
+    seen = set()
     for node, processes in found.launchers.items():
         for process in processes:
-            count = len(proc.text(f"/proc/{process.pid}/mountinfo").splitlines())
-            yield Thing("mounts", f"{count} in the namespace of launcher {process.pid}", node)
+            seen.add(process.option("--run"))
+            table = proc.text(f"/proc/{process.pid}/mountinfo").splitlines()
+            where = f"the namespace of launcher {process.pid}"
+            yield Thing("mounts", f"{len(table)} in {where}", node)
+            yield from blob_things.mounts(table, where, node)
+    for at, run in pins():
+        node = places.get(run, "")
+        yield Thing("pinned mount namespace", at, node)
+        # Without its launcher nobody else tells what is mounted there.
+        if f"{run}/container" not in seen and (table := blob_things.table_in(at)):
+            yield Thing("mounts", f"{len(table)} in {at}", node)
+            yield from blob_things.mounts(table, at, node)
 
 
 def _loops(processes: list[Process]) -> Iterator[Thing]:
@@ -265,10 +262,11 @@ def _is_node(words: tuple[str, ...]) -> bool:
     return any(word == "skerry.cli.main" or word.endswith("/skerry") for word in before)
 
 
+def _is_blobs(process: Process) -> bool:
+    # What runs in a sandbox may call itself anything.
+    return process.comm == BLOBS and not process.group_of
+
+
 def _is(process: Process, *programs: str) -> bool:
     program = os.path.basename(process.words[0]) if process.words else ""
     return process.comm in programs or program in programs
-
-
-def _label(process: Process) -> str:
-    return f"{process.pid} {' '.join(process.words)[:100] or process.comm}"

@@ -32,6 +32,7 @@ from skerry.images.format.profile import PROFILE
 from skerry.images.lazy.main import NAME, LazyConfig
 from skerry.images.lazy.options import LazyOptions
 from skerry.node.config import NodeConfig
+from skerry.wire.http import BlobsHealth
 
 START_TIMEOUT_S: Final = 20.0
 READY_TIMEOUT_S: Final = 30.0
@@ -50,8 +51,15 @@ class Blobs:
     """One process for one backend. Invariant: `_ready` is set while a connection to it is open."""
 
     def __init__(
-        self, config: LazyConfig, backend: Lazy, *, log_path: str, add_profile: AddProfile | None
+        self,
+        config: LazyConfig,
+        backend: Lazy,
+        *,
+        node: str,
+        log_path: str,
+        add_profile: AddProfile | None,
     ) -> None:
+        self._node = node
         self._config, self._backend, self._log_path = config, backend, log_path
         self._add_profile = add_profile
         self._ready = asyncio.Event()
@@ -94,6 +102,16 @@ class Blobs:
             _kill(self.pid)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._config.socket)
+
+    def health(self) -> BlobsHealth:
+        """Returns the part of it that people ask for."""
+        counted = {name: int(self._stats.get(name, 0)) for name in _COUNTED}
+        return BlobsHealth(
+            pid=self.pid,
+            serving=self._ready.is_set(),
+            store_failing=bool(self._stats.get("store_failing")),
+            **counted,
+        )
 
     def gauges(self) -> dict[str, float]:
         """Returns what the process last said of itself."""
@@ -233,6 +251,8 @@ class Blobs:
                         # For who looks at the process table: whose it is.
                         "--socket",
                         self._config.socket,
+                        "--node",
+                        self._node,
                     ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -294,6 +314,7 @@ def _kill(pid: int) -> None:
             os.close(handle)
 
 
+_COUNTED: Final = ("blobs", "cached_bytes", "hits", "misses", "verify_failures", "faults")
 _STANDING: Final = {"blobs", "waiting", "cached_bytes", "store_failing"}
 
 

@@ -108,7 +108,7 @@ def build_node(
             images=images,
             imports=_imports(config, images, kept, oci),
             keeper=_keeper(config, clock, kept, sandboxes),
-            blobs=_blobs(config, found, kept),
+            blobs=_blobs(config, identity.name, found, kept),
             backends=found,
             version=_version(),
         )
@@ -167,7 +167,7 @@ def _imports(
 
 
 def _blobs(
-    config: NodeConfig, backends: Mapping[str, Backend], kept: ImageLibrary | None
+    config: NodeConfig, name: str, backends: Mapping[str, Backend], kept: ImageLibrary | None
 ) -> Blobs | None:
     """Returns what serves verified mounts; also if only sandboxes of an earlier run have such."""
     lazy = lazy_config(config, _local_layers(config))
@@ -177,7 +177,11 @@ def _blobs(
         if isinstance(backend, Lazy):
             log_path = os.path.join(config.state_dir, "blobs.log")
             return Blobs(
-                lazy, backend, log_path=log_path, add_profile=kept.add_profile if kept else None
+                lazy,
+                backend,
+                node=name,
+                log_path=log_path,
+                add_profile=kept.add_profile if kept else None,
             )
     return None
 

@@ -155,6 +155,20 @@ def printable(value: Any) -> Any:
     return value
 
 
+class BlobsHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that reads layers on demand, as it last said; it is asked every other second."""
+
+    pid: int
+    serving: bool
+    blobs: int = 0  # data blobs that are mounted
+    cached_bytes: int = 0
+    hits: int = 0  # reads answered from the chunk cache
+    misses: int = 0  # reads that had to be fetched
+    verify_failures: int = 0  # chunks that came wrong from the store
+    faults: int = 0  # reads that failed
+    store_failing: bool = False
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """A node's own view."""
 
@@ -167,6 +181,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     live: int = 0  # sandboxes with an instance
     draining: bool = False  # it takes no new sandboxes
     backends: dict[str, str] = {}  # name -> "usable" or the reason why not
+    blobs: BlobsHealth | None = None  # None: no layer is read on demand here
 
 
 class OwnerWelcome(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from skerry.errors import Conflict
 from skerry.node import registry
 from skerry.node.config import NodeConfig
 from skerry.node.identity import claim
+from skerry.wire.http import BlobsHealth
 
 DOC = Path(__file__).parents[3] / "docs/guide/cli.md"
 
@@ -289,3 +290,21 @@ def test_the_guide_names_every_command_and_every_key_of_the_configuration() -> N
         assert f"`skerry {name}" in text, name
     for item in (*dataclasses.fields(NodeConfig), *dataclasses.fields(Limits)):
         assert f"`{item.name}`" in text, item.name
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({}, "ok", "3 hits, 2 misses, 0 verify failures"),
+        ({"serving": False}, "warning", "not served now"),
+        ({"store_failing": True}, "warning", "the layer store does not answer"),
+        ({"verify_failures": 1}, "warning", "1 verify failures, 0 reads failed"),
+        ({"faults": 4}, "warning", "4 reads failed"),
+    ],
+    ids=["fine", "down", "store", "wrong", "failed"],
+)
+def test_doctor_says_how_layers_are_read_on_demand(change: dict, status: str, words: str) -> None:
+    blobs = BlobsHealth(**({"pid": 7, "serving": True, "hits": 3, "misses": 2} | change))
+    check = doctor_module.blobs_check(blobs)
+    assert check.status == status
+    assert words in check.found

@@ -1,10 +1,10 @@
 """The blobs process: serves data blobs to the kernel, for all layers that a node mounts verified.
 
-    python -m skerry.images.lazy.main FUSE CONFIG [--socket PATH]
+    python -m skerry.images.lazy.main FUSE CONFIG [--socket PATH --node NAME]
 
 FUSE is the number of an inherited descriptor of /dev/fuse, CONFIG that of one from which a `LazyConfig`
-is read as JSON; PATH only says in the process table whose it is. Once it serves, it goes on in the
-background and the command ends with 0: it outlives the node, and ends with the session.
+is read as JSON; PATH and NAME only say in the process table whose it is. Once it serves, it goes on in
+the background and the command ends with 0: it outlives the node, and ends with the session.
 Memory: about 45 MiB, the chunk lists (36 bytes a chunk), and `fetch.threads` ranges under way.
 """
 

@@ -25,6 +25,7 @@ async def health(node: Node, exchange: Exchange) -> None:
             live=node.admission.sandboxes,
             draining=node.drain.on,
             backends=await node.probes(),
+            blobs=node.blobs.health() if node.blobs else None,
         )
     )
 
