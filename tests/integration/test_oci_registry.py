@@ -526,6 +526,9 @@ def test_pushed_layers_come_back_as_the_same_tree(
     reference = f"{closed.host}/pushed/all:1"
     with pytest.raises(RegistryDenied):
         oci.push(["b:1", "workspace/w:1"], reference, access=OPEN)
+    with pytest.raises(Unavailable, match="over TLS") as error:
+        oci.push(["b:1"], reference, access=Access(closed.auth_file()))
+    assert "Copying blob" not in error.value.message  # the reason alone
     said: list[str] = []
     digest = oci.push(["b:1", "workspace/w:1"], reference, access=access, log=said.append)
     assert closed.blob(digest).exists()

@@ -18,6 +18,7 @@ import click
 
 from skerry.cli.at_exit import AtExit
 from skerry.cli.secrets import secret_from
+from skerry.cli.words import harmless
 from skerry.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -124,16 +125,16 @@ class App:
 
     def line(self, text: str) -> None:
         """Says a line that was asked for, on stdout."""
-        click.echo(text)
+        click.echo(harmless(text))
 
     def note(self, text: str) -> None:
         """Says a line that helps a person, on stderr; silent with -q and --json."""
         if not (self.quiet or self.as_json):
-            click.echo(text, err=True)
+            click.echo(harmless(text), err=True)
 
     def warn(self, text: str) -> None:
         """Says a line on stderr that is never left out."""
-        click.echo(f"skerry: {text}", err=True)
+        click.echo(f"skerry: {harmless(text)}", err=True)
 
     def emit(self, value: Any) -> None:
         """Prints one JSON object on a line of stdout."""
@@ -162,7 +163,9 @@ class App:
                 name.removeprefix(">"), justify="right" if right else "left", overflow="fold"
             )
         for row in rows:
-            table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+            table.add_row(
+                *(cell if isinstance(cell, Text) else Text(harmless(str(cell))) for cell in row)
+            )
         self.console().print(table)
 
     @property

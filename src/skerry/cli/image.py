@@ -16,11 +16,12 @@ from skerry.cli.imagebuild import build
 from skerry.cli.made import show_made
 from skerry.cli.ociimage import AUTHFILE, NO_TLS, collapse, import_oci, push
 from skerry.cli.options import complete_layer
-from skerry.cli.words import age, size
+from skerry.cli.words import age, plural, size
 from skerry.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
+    from skerry.spec.residue import Scrubbed
 
 
 @click.group(cls=SkerryGroup)
@@ -148,9 +149,18 @@ def inspect(app: App, /, *, names: tuple[str, ...]) -> None:
         rows += [("created", item.created), ("made by", item.creator)]
         rows += [("compression", item.compression), *sorted(item.recipe.items())]
         rows += [("part below", part.digest) for part in item.parts]
+        rows += [("made on", digest) for digest in item.parents]
+        rows += [("left out", _scrubbed(one)) for one in item.scrubbed]
         rows += _config_rows(item)
         for label, value in rows:
-            app.line(f"  {label:<12} {value}")
+            indented = value.rstrip().replace("\n", "\n" + " " * 15)  # a recipe has lines
+            app.line(f"  {label:<12} {indented}")
+
+
+def _scrubbed(one: Scrubbed) -> str:
+    shown = ", ".join(one.paths)
+    more = ", ..." if one.files > len(one.paths) else ""
+    return f"{one.rule}: {plural(one.files, 'file')}, {size(one.bytes)} ({shown}{more})"
 
 
 def _sizes(item: LayerManifest) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import secrets
 import signal
@@ -11,12 +12,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from skerry.backends.shared import proc
-from skerry.cli.app import App
+from skerry.cli.app import App, Settings
 from skerry.cli.group import SkerryCommand
+from skerry.cli.node import read_config
 from skerry.cli.words import plural
 from skerry.errors import Conflict, InvalidRequest, SkerryError, Unavailable
 from skerry.wire.http import Health
@@ -30,7 +33,7 @@ LOG_LINES = 15
 @click.command(cls=SkerryCommand)
 @click.option("--listen", metavar="HOST:PORT", help="Serve TCP too, for remote clients.")
 @click.option("--token-file", metavar="FILE", help="Accepted tokens [one is made, with --listen].")
-@click.option("--config", metavar="FILE", help="TOML file of the node.")
+@click.option("--config", metavar="FILE", help="TOML file of the node; its directories too.")
 @click.option("--zram", metavar="SIZE", help="Make compressed swap of that size, as 4GiB.")
 @click.option("--stop", is_flag=True, help="Stop the node; its sandboxes wait for the next start.")
 @click.option("--destroy", is_flag=True, help="With --stop: destroy its sandboxes first.")
@@ -52,6 +55,8 @@ def up(
     """
     if destroy and not stop:
         raise InvalidRequest("--destroy goes with --stop", hint="run `skerry up --stop --destroy`")
+    content = read_config(config) if config else {}
+    app.settings = with_places(app.settings, content)
     if stop:
         app.wait_for(lambda: stop_node(app, destroy=destroy))
         return
@@ -66,15 +71,25 @@ def up(
                 f"an embedded node (pid {health.pid}) has {app.settings.state} while clients use it",
                 hint="`skerry up --stop` ends it; then try again",
             )
-        app.note("it runs already")
-        describe(app, health, None, None)
+        app.note("it runs already, as it was started; `skerry up --stop` ends it")
+        describe(app, health, None, None, started=False)
         return
     if listen:
         tcp_address(listen)  # a mistake is told here, not in the log of a node that did not start
     if listen and not token_file:
         token_file = make_token(app.settings.state)
     health = app.wait_for(lambda: start_node(app, listen, token_file, config, zram))
-    describe(app, health, listen, token_file)
+    describe(app, health, listen or content.get("tcp"), token_file or config)
+
+
+def with_places(settings: Settings, content: dict[str, Any]) -> Settings:
+    """Returns settings with the directories that a node's file names, where no option does."""
+    places = {
+        name: content[name]
+        for name in ("state_dir", "run_dir")
+        if getattr(settings, name) is None and isinstance(content.get(name), str)
+    }
+    return dataclasses.replace(settings, **places)
 
 
 async def answering(app: App) -> Health | None:
@@ -192,8 +207,15 @@ def _as_seen_from_afar(listen: str) -> str:
     return f"{socket.gethostname()}:{port}" if host in ("", "0.0.0.0", "[::]", "*") else listen  # noqa: S104
 
 
-def describe(app: App, health: Health, listen: str | None, token_file: str | None) -> None:
-    """Says which node runs and how to reach it."""
+def describe(
+    app: App,
+    health: Health,
+    listen: str | None,
+    token_file: str | None,
+    *,
+    started: bool = True,
+) -> None:
+    """Says which node runs and how to reach it; of one that ran before, not whether from afar."""
     settings = app.settings
     if app.as_json:
         app.emit(
@@ -216,8 +238,8 @@ def describe(app: App, health: Health, listen: str | None, token_file: str | Non
     app.line(f"  here     skerry{where} run default -- uname -a")
     if listen:
         app.line(f"  remote   SKERRY_URL=http://{_as_seen_from_afar(listen)} SKERRY_TOKEN=...")
-        app.line(f"           the token is the text of {token_file}")
-    else:
+        app.line(f"           the token is in {token_file}")
+    elif started:
         app.line("  remote   not served; --listen HOST:PORT would")
     app.line(f"  log      {settings.state}/node.log")
     app.line(f"  stop     skerry{where} up --stop")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def size(count: float) -> str:
     """Returns a number of bytes like `1.5 GiB`."""
@@ -29,6 +31,22 @@ def plural(count: int, word: str) -> str:
     if count == 1:
         return f"1 {word}"
     return f"{count} {word}{'es' if word.endswith(('x', 's')) else 's'}"
+
+
+# What moves a cursor, sets a title, answers a question or turns text around; our own colours stay.
+_COMMANDING = re.compile(
+    "\x1b\\[(?:0|1|2|3[0-7])m"
+    "|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def harmless(text: str) -> str:
+    """Returns text for a terminal in which nothing that others wrote can command it."""
+    return _COMMANDING.sub(lambda found: _escaped(found.group()), text)
+
+
+def _escaped(found: str) -> str:
+    return found if len(found) > 1 else ascii(found)[1:-1]
 
 
 def shown(name: str) -> str:

@@ -12,6 +12,8 @@ from fake_client import FakeClient, invoke
 from skerry.cli import bench as bench_module
 from skerry.cli import checks, holdings
 from skerry.cli import doctor as doctor_module
+from skerry.cli import up as up_module
+from skerry.cli.app import App, Settings
 from skerry.cli.checks import host_checks
 from skerry.cli.clean import clean
 from skerry.cli.features import FEATURES, feature_checks
@@ -23,7 +25,7 @@ from skerry.errors import Conflict
 from skerry.node import registry
 from skerry.node.config import NodeConfig
 from skerry.node.identity import claim
-from skerry.wire.http import BlobsHealth
+from skerry.wire.http import BlobsHealth, Health
 
 DOC = Path(__file__).parents[3] / "docs/guide/cli.md"
 
@@ -266,6 +268,31 @@ def test_up_refuses_what_cannot_be_meant_before_it_starts_anything(tmp_path: Pat
     refused = invoke(FakeClient(), "up", "--destroy")
     assert refused.exit_code == 125
     assert "--destroy goes with --stop" in refused.stderr
+
+
+def test_up_uses_the_directories_that_its_file_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text(
+        f'state_dir = "{tmp_path}/s"\nrun_dir = "{tmp_path}/r"\ntcp = "127.0.0.1:1"\n'
+    )
+    started: list[Settings] = []
+
+    async def start(app: App, *_: object) -> Health:
+        started.append(app.settings)
+        return Health(node="abcde", version="0", epoch=1, pid=1, sandboxes=0, uptime_s=0.0)
+
+    monkeypatch.setattr(up_module, "start_node", start)
+    monkeypatch.setattr(up_module.os, "geteuid", lambda: 0)
+    shown = invoke(None, "up", "--config", str(config)).stdout
+    assert (started[-1].state, started[-1].run) == (f"{tmp_path}/s", f"{tmp_path}/r")
+    assert f"--state {tmp_path}/s --run {tmp_path}/r up --stop" in shown
+    assert "SKERRY_URL=http://127.0.0.1:1" in shown
+    invoke(None, "--state", f"{tmp_path}/other", "up", "--config", str(config))
+    assert (started[-1].state, started[-1].run) == (f"{tmp_path}/other", f"{tmp_path}/r")
+    stopped = invoke(None, "up", "--stop", "--config", str(config))
+    assert f"no node answers at {tmp_path}/r/node.sock" in stopped.stderr
 
 
 def test_a_node_that_did_not_start_is_told_by_its_own_lines(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from fake_client import FakeClient, invoke, manifest
 
 from skerry.spec.layers import ImageConfig
+from skerry.spec.residue import Scrubbed
 
 DOCKER = "docker://127.0.0.1:5000/app:1"
 
@@ -90,3 +91,29 @@ def test_inspect_shows_what_an_image_sets_and_its_parts() -> None:
     shown = invoke(client, "image", "inspect", "base/app:1").stdout
     for line in ("PATH=/x", "/srv", "1000", "/tini --", "a=b", "part below"):
         assert line in shown
+
+
+def test_inspect_shows_what_a_layer_was_made_on_and_what_a_commit_left_out() -> None:
+    client = FakeClient()
+    client.layers["workspace/a"] = msgspec.structs.replace(
+        manifest("workspace/a:latest"),
+        parents=("sha256:" + "b" * 64,),
+        scrubbed=(Scrubbed("temporary", 3, 2048, ("/tmp/a",)),),
+    )
+    shown = invoke(client, "image", "inspect", "workspace/a").stdout
+    assert "sha256:" + "b" * 64 in shown
+    assert "temporary: 3 files, 2 KiB (/tmp/a, ...)" in shown
+
+
+def test_what_an_image_says_of_itself_cannot_command_a_terminal() -> None:
+    client = FakeClient()
+    config = ImageConfig(
+        {"A": "\x1b]0;title\x07\x1b[2J\r\x9b31m"}, labels={"b": "\u202etxt.exe\udc80"}
+    )
+    made = manifest("base/app:1")
+    recipe = {"notes": "dropped: \x1b[3A/etc/x", "recipe": "FROM a\nRUN b\n"}
+    client.layers[made.name] = msgspec.structs.replace(made, config=config, recipe=recipe)
+    shown = invoke(client, "image", "inspect", made.name).stdout
+    assert all(letter.isprintable() or letter == "\n" for letter in shown)
+    assert "A=\\x1b]0;title\\x07\\x1b[2J\\r\\x9b31m" in shown
+    assert "\n" + " " * 15 + "RUN b\n" in shown

@@ -49,6 +49,7 @@ def test_ls_of_nothing_says_so_to_people_only() -> None:
 def test_inspect_shows_usage_of_a_live_sandbox() -> None:
     result = invoke(two(), "inspect", ONE)
     assert "1.50 s CPU" in result.stdout
+    assert "None" not in result.stdout
     lines = invoke(two(), "inspect", "--json", ONE, TWO).stdout.splitlines()
     assert [json.loads(line)["usage"] is None for line in lines] == [False, True]
 

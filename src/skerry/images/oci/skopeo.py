@@ -165,7 +165,8 @@ class Skopeo:
         if ended is not None:
             raise ended
         if process.returncode != 0:
-            raise explain(reference, " ".join(tail), tls_verify=self._access.tls_verify)
+            said = " ".join(line for line in tail if _STEP.match(line) is None)
+            raise explain(reference, said, tls_verify=self._access.tls_verify)
 
     def _watch(self, process: subprocess.Popen[bytes], words: _Words) -> SkerryError | None:
         """Waits for its end; returns why it has to be ended."""
@@ -285,6 +286,7 @@ class _Words:
                 self._log(line)
 
 
+_STEP = re.compile(r"(?:Copying|Skipping) (?:blob|config) |(?:Writing manifest|Storing sign)")
 _DENIED = re.compile(
     r"unauthorized|authentication required|invalid username/password|403 \(?Forbidden"
     r"|access (?:to the resource is )?denied|: denied:|no basic auth credentials",
