@@ -246,6 +246,8 @@ def _tell_check(app: App, check: LayerCheck) -> None:
             app.line(f"    chunks {_some([str(chunk) for chunk in one.chunks])}")
         if one.files:
             app.line(f"    files {_some(list(one.files))}")
+    for one in check.mended:
+        app.line(f"  made again: {one.part} {one.digest}: {one.problem}")
     if check.removed:
         app.line("  the damaged blobs are removed: make the layer again")
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from skerry.errors import InvalidRequest, LayerDamaged, NotFound, Unavailable
+from skerry.errors import InvalidRequest, LayerDamaged, NotFound
 from skerry.images.archives.tarimport import ImportLimits, read_tar
 from skerry.images.archives.tarread import Readable
 from skerry.images.archives.tarwrite import write_tar
@@ -22,10 +21,11 @@ from skerry.images.commits.packing import Apart, Job, pack
 from skerry.images.format.chunks import Codec
 from skerry.images.format.erofs import Log, Tools
 from skerry.images.publish import Made, Publisher
-from skerry.images.scratch import Spool, scratch_directory, storage_errors, sweep
+from skerry.images.scratch import Spool, scratch_directory, sweep
 from skerry.images.sources import debian
 from skerry.images.sources.directory import read_directory
 from skerry.images.store.local import LocalLayers
+from skerry.images.store.mounting import Mounting
 from skerry.images.store.removal import Removal
 from skerry.images.store.store import LayerStore
 from skerry.images.tree.entry import Tree
@@ -33,26 +33,22 @@ from skerry.images.tree.notes import Notes
 from skerry.images.tree.upper import UpperLimits, UpperView
 from skerry.spec.files import Change
 from skerry.spec.layers import (
-    LayerFile,
     LayerKind,
     LayerManifest,
     LayerName,
-    MountMode,
-    RootfsPlan,
     commit_name,
     parse_layer_name,
 )
 from skerry.spec.residue import check_rules
 
 _PROGRESS_S = 5.0
-_COPIED_BYTES_MAX = 4 << 20  # a larger layer of one blob is read in place
 
 
 def _silent(_line: str) -> None:
     pass
 
 
-class ImageLibrary(Removal):
+class ImageLibrary(Mounting, Removal):
     """Layers in one store. `scratch_dir` is best on the store's disk: blobs are then renamed.
 
     `codec` is how data blobs are stored from now on. With `local` metadata blobs are mounted from
@@ -107,17 +103,6 @@ class ImageLibrary(Removal):
             raise InvalidRequest("the same layer is named twice")
         order = list(LayerKind)
         return sorted(parsed, key=lambda name: order.index(name.kind))
-
-    def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
-        """Returns where the blobs are; of equal blobs only the topmost stays."""
-        layers = []
-        above: set[str] = set()
-        mounted = [layer for manifest in manifests for layer in manifest.layers()]
-        for manifest in reversed(mounted):
-            if manifest.digest not in above:
-                above.add(manifest.digest)
-                layers.append(self._layer_file(manifest))
-        return RootfsPlan(tuple(reversed(layers)))
 
     def list(self) -> tuple[LayerManifest, ...]:
         """Returns what each name stands for now, sorted by name."""
@@ -290,56 +275,6 @@ class ImageLibrary(Removal):
         close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
         hint = f"; close: {', '.join(close)}" if close else ""
         return NotFound(f"there is no layer {name}{hint}. {_how_to_build(name)}", close=close)
-
-    def _layer_file(self, manifest: LayerManifest) -> LayerFile:
-        identifier = manifest.digest.removeprefix("sha256:")[:32]
-        path = self._metadata(manifest)
-        if manifest.data_digest is not None and self._verified and self._local is not None:
-            lazy = self._lazy_device(self._local, manifest.data_digest)
-            return LayerFile(f"{identifier}-v", manifest.digest, path, lazy, MountMode.VERIFIED)
-        device = self._device(manifest) if manifest.data_digest is not None else None
-        return LayerFile(identifier, manifest.digest, path, device, MountMode.TRUSTED)
-
-    def _lazy_device(self, local: LocalLayers, digest: str) -> str:
-        """Puts here what its mount needs; returns where the launcher sees the data blob."""
-        local.chunk_list(digest, lambda: self.store.chunk_list(digest))
-        local.profile(digest, lambda: self.store.profile(digest))
-        return f"/blobs/{digest.removeprefix('sha256:')}"
-
-    def add_profile(self, digest: str, data: bytes) -> None:
-        """Keeps what a first run of a data blob touched, for all nodes and for this one."""
-        self.store.put_profile(digest, data)
-        if self._local is not None:
-            self._local.put_profile(digest, data)
-
-    def _device(self, manifest: LayerManifest) -> str:
-        """Returns the data blob's path; LayerDamaged if it is gone or cut off."""
-        digest = str(manifest.data_digest)
-        if manifest.data_codec != Codec.NONE:
-            text = (
-                f"{manifest.name}: its data is stored as {manifest.data_codec}, for verified mounts"
-            )
-            raise Unavailable(text, digest=digest)
-        try:
-            path = self.store.path(digest)
-        except NotFound as error:
-            text = f"{manifest.name}: its data blob {digest} is gone from the store"
-            raise LayerDamaged(text, digest=digest) from error
-        with storage_errors(f"looking at {path}"):
-            found = os.stat(path).st_size
-        if found != manifest.data_bytes:
-            # Told now: the kernel would tell a program that reads there, by killing it.
-            text = f"{manifest.name}: its data blob has {found} of {manifest.data_bytes} bytes"
-            raise LayerDamaged(text, digest=digest)
-        return path
-
-    def _metadata(self, manifest: LayerManifest) -> str:
-        in_place = manifest.data_digest is None and manifest.size_bytes > _COPIED_BYTES_MAX
-        # Layers of before data blobs stay where a launcher of before may mount them.
-        in_place = in_place or manifest.version < 2
-        if self._local is None or (in_place and self.store.has_files):
-            return self.store.path(manifest.digest)
-        return self._local.metadata(manifest, lambda: self.store.pieces(manifest.digest))
 
 
 def new_name(text: str) -> LayerName:

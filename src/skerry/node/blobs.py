@@ -58,8 +58,10 @@ class Blobs:
         node: str,
         log_path: str,
         add_profile: AddProfile | None,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        self._node = node
+        """`prepare` is called before a process is started, in a thread."""
+        self._node, self._prepare = node, prepare
         self._config, self._backend, self._log_path = config, backend, log_path
         self._add_profile = add_profile
         self._ready = asyncio.Event()
@@ -235,6 +237,7 @@ class Blobs:
 
     def _spawn(self, descriptor: int) -> None:
         """Starts a process; it goes into the background once it serves."""
+        self._prepare()
         heard, told = os.pipe2(os.O_CLOEXEC)
         try:
             with open(told, "wb") as file:

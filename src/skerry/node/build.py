@@ -182,6 +182,7 @@ def _blobs(
                 node=name,
                 log_path=log_path,
                 add_profile=kept.add_profile if kept else None,
+                prepare=kept.check_lists if kept else lambda: None,
             )
     return None
 

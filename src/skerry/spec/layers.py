@@ -232,3 +232,5 @@ class LayerCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes_read: int
     damage: tuple[Damage, ...] = ()
     removed: bool = False  # damaged blobs were removed, so that making the layer again stores them
+    mended: tuple[Damage, ...] = ()  # were damaged or gone, and could be made again
+    checked: str = ""  # RFC 3339, UTC: when; of several parts the oldest; "": some never were

@@ -5,8 +5,9 @@
     ROOT/HEX.profile     which chunks of a data blob a first run touched (for verified mounts)
     ROOT/.new-*          half a copy; a crash leaves it, the next start removes it
 
-A copy is checked against its name before it appears, and again at its first use by each process: a
-damaged one is made again. Removing one that is mounted is harmless to the mount.
+A copy is checked against its name before it appears, and again at its first use by each process (a
+chunk list now and then): a damaged one is made again. Removing one that is mounted is harmless to
+the mount.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from skerry.errors import LayerDamaged, SkerryError
+from skerry.errors import LayerDamaged, NotFound, SkerryError
 from skerry.images.format.chunks import ChunkList, decode_list
 from skerry.images.format.pair import data_digest_of
 from skerry.images.format.profile import PROFILE
@@ -28,6 +29,7 @@ from skerry.images.store.blobread import until_right
 from skerry.spec.layers import LayerManifest
 
 UNUSED_S = 3600.0
+RECHECK_S = 30.0  # a blob is unmounted a minute after its last use
 _NEW = ".new-"
 _LIST = ".chunks"
 
@@ -43,6 +45,7 @@ class LocalLayers:
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
         self._asked: set[str] = set()  # data blobs whose profile the store was asked for
+        self._looked: dict[str, float] = {}  # when chunk lists were last checked
         self._checked: set[str] = set()  # names of files whose bytes this process has seen right
         with storage_errors(f"making {root}"):
             os.makedirs(root, mode=0o700, exist_ok=True)
@@ -66,9 +69,39 @@ class LocalLayers:
 
         return self._have(_hex(manifest.digest), pieces, check)
 
-    def chunk_list(self, digest: str, pieces: Pieces) -> str:
-        """Returns the path of a data blob's chunk list, likewise."""
-        return self._have(_hex(digest) + _LIST, pieces, lambda path: _check_list(path, digest))
+    def chunk_list(
+        self, digest: str, pieces: Pieces, again: Callable[[], bytes] | None = None
+    ) -> str:
+        """Returns the path of a data blob's chunk list, likewise.
+
+        If the store has lost it or holds it damaged, `again` makes it anew. It is checked again now and
+        then: the process that serves the blob reads it whenever the blob is mounted.
+        """
+        name = _hex(digest) + _LIST
+        if time.monotonic() - self._looked.get(name, -RECHECK_S) >= RECHECK_S:
+            self._looked[name] = time.monotonic()
+            self._checked.discard(name)
+
+        def fetch() -> bytes:
+            data = b"".join(pieces())
+            decode_list(data, digest)
+            return data
+
+        def whole() -> Iterator[bytes]:
+            try:
+                return iter((until_right("the layer store", fetch),))
+            except (LayerDamaged, NotFound):
+                if again is None:
+                    raise
+                return iter((again(),))
+
+        return self._have(name, whole, lambda path: _check_list(path, digest), tries=False)
+
+    def recheck(self) -> list[str]:
+        """Lets every chunk list be checked at its next use; returns the data blobs that have one."""
+        self._looked.clear()
+        names = (name for name in os.listdir(self.root) if name.endswith(_LIST))
+        return [f"sha256:{name.removesuffix(_LIST)}" for name in names if not name.startswith(_NEW)]
 
     def profile(self, digest: str, ask: Callable[[], bytes | None]) -> None:
         """Puts a data blob's profile here if `ask` knows one; asks once, and fails silently.
@@ -107,18 +140,24 @@ class LocalLayers:
                 with self._turn(name):
                     os.unlink(path)
                     self._checked.discard(name)
+                    self._looked.pop(name, None)
                     self._asked.discard(f"sha256:{name.removesuffix(PROFILE)}")
                 removed.append(name)
         return removed
 
-    def _have(self, name: str, pieces: Pieces, check: Callable[[str], None]) -> str:
+    def _have(
+        self, name: str, pieces: Pieces, check: Callable[[str], None], *, tries: bool = True
+    ) -> str:
         path = os.path.join(self.root, name)
         if name in self._checked and _touch(path):
             return path
         with self._turn(name), storage_errors(f"copying a layer's metadata to {self.root}"):
             if not (name in self._checked and _touch(path)):
                 if not _is_right(path, check):
-                    until_right("the layer store", lambda: self._copy(path, pieces, check))
+                    if tries:
+                        until_right("the layer store", lambda: self._copy(path, pieces, check))
+                    else:
+                        self._copy(path, pieces, check)
                 self._checked.add(name)
         return path
 

@@ -11,7 +11,8 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -22,6 +23,7 @@ from skerry.images.format.erofsread import files_at
 from skerry.images.format.pair import data_digest_in
 from skerry.images.store import keys
 from skerry.images.store.blobread import fetch_list
+from skerry.images.store.relist import relist
 from skerry.images.store.store import LIST, SUFFIXES, LayerStore
 from skerry.spec.layers import Damage, LayerCheck, LayerManifest
 
@@ -31,30 +33,58 @@ FILES_TOLD_MAX = 100
 _METADATA_KEPT_MAX = 64 << 20
 
 
-class Scrub:
-    """Checks layers of one store; blobs that several of them share are read once."""
+@dataclass
+class Progress:
+    """How far the scrub of one layer has come: what is here needs not be read again."""
 
-    def __init__(self, store: LayerStore) -> None:
+    next_chunk: int = 0  # of the data blob
+    damaged: int = 0  # chunks so far
+    bad: list[int] = field(default_factory=list)  # the first of them
+
+
+class Scrub:
+    """Checks layers of one store; blobs that several of them share are read once.
+
+    `pace` is called with how many bytes were just read; what it raises ends the check.
+    """
+
+    def __init__(self, store: LayerStore, pace: Callable[[int], None] = lambda _read: None) -> None:
         self._store = store
-        self._found: dict[str, tuple[Damage, ...]] = {}
+        self._pace = pace
+        self._found: dict[str, LayerCheck] = {}
         self._bytes = 0
 
     def check(self, manifest: LayerManifest) -> LayerCheck:
         """Returns what is damaged of a layer and its parts.
 
         What comes damaged is read a second time before it counts: the way from the store may have
-        done it. Raises StorageFailed if the store cannot be reached.
+        done it. A chunk list that is damaged or gone is made again where the data is right. Raises
+        StorageFailed if the store cannot be reached.
         """
         before = self._bytes
-        damage = [one for layer in manifest.layers() for one in self._layer(layer)]
-        return LayerCheck(manifest.name, manifest.digest, self._bytes - before, tuple(damage))
+        found = [self.layer(layer) for layer in manifest.layers()]
+        return LayerCheck(
+            manifest.name,
+            manifest.digest,
+            self._bytes - before,
+            tuple(damage for one in found for damage in one.damage),
+            mended=tuple(damage for one in found for damage in one.mended),
+        )
 
-    def _layer(self, layer: LayerManifest) -> tuple[Damage, ...]:
+    def layer(self, layer: LayerManifest, progress: Progress | None = None) -> LayerCheck:
+        """Returns the same of a layer alone; goes on where `progress` says, and keeps it."""
         if layer.digest not in self._found:
-            self._found[layer.digest] = tuple(self._blobs(layer))
+            before, mended = self._bytes, list[Damage]()
+            damage = tuple(self._blobs(layer, progress or Progress(), mended))
+            read = self._bytes - before
+            self._found[layer.digest] = LayerCheck(
+                layer.name, layer.digest, read, damage, mended=tuple(mended)
+            )
         return self._found[layer.digest]
 
-    def _blobs(self, layer: LayerManifest) -> Iterator[Damage]:
+    def _blobs(
+        self, layer: LayerManifest, progress: Progress, mended: list[Damage]
+    ) -> Iterator[Damage]:
         metadata, named = None, layer.data_digest
         try:
             metadata = self._metadata(layer)
@@ -70,14 +100,25 @@ class Scrub:
         try:
             chunks = self._chunks(named)
         except LayerDamaged as error:
-            yield Damage(named, "chunk list", error.message)
-            return
-        damage = self._data(chunks)
+            try:
+                chunks = relist(self._store, named, self._count)
+            except LayerDamaged as worse:
+                yield Damage(named, "chunk list", f"{error.message}; {worse.message}")
+                return
+            mended.append(Damage(named, "chunk list", error.message))
+            if (again := self._size(chunks)) is not None:
+                yield again
+            return  # the data was read for it
+        damage = self._data(chunks, progress)
         if damage is None:
             return
         spans = [chunks.span(chunk) for chunk in damage.chunks]
         files = _files(metadata, spans) if spans else ()
         yield msgspec.structs.replace(damage, files=files)
+
+    def _count(self, read: int) -> None:
+        self._bytes += read
+        self._pace(read)
 
     def _metadata(self, layer: LayerManifest) -> bytes:
         """Returns the bytes, the first part of very many, if all are right."""
@@ -85,7 +126,7 @@ class Scrub:
         for tries in range(2):
             digest, kept = hashlib.sha256(), bytearray()
             for piece in self._store.pieces(layer.digest):
-                self._bytes += len(piece)
+                self._count(len(piece))
                 digest.update(piece)
                 if len(kept) < _METADATA_KEPT_MAX:
                     kept += piece
@@ -99,49 +140,57 @@ class Scrub:
     def _chunks(self, digest: str) -> ChunkList:
         if not self._store.has(digest, LIST):
             raise LayerDamaged("it is gone from the store")
+        self._forget(digest, LIST)
         return fetch_list(self._store.objects, keys.blob(digest, LIST), digest)
 
-    def _data(self, chunks: ChunkList) -> Damage | None:
+    def _data(self, chunks: ChunkList, progress: Progress) -> Damage | None:
         digest, suffix = chunks.content_digest, SUFFIXES[chunks.codec]
         self._forget(digest, suffix)
-        found = self._store.objects.stat(keys.blob(digest, suffix))
+        if self._store.objects.stat(keys.blob(digest, suffix)) is None:
+            return Damage(digest, "data", "it is gone from the store")
+        self._look_at(chunks, progress)
+        if progress.damaged:
+            text = f"{progress.damaged} of {chunks.count} chunks are damaged"
+            return Damage(digest, "data", text, tuple(progress.bad))
+        return self._size(chunks)
+
+    def _size(self, chunks: ChunkList) -> Damage | None:
+        digest = chunks.content_digest
+        found = self._store.objects.stat(keys.blob(digest, SUFFIXES[chunks.codec]))
         if found is None:
             return Damage(digest, "data", "it is gone from the store")
-        bad: list[int] = []
-        total = 0
-        for chunk in self._damaged(chunks):
-            total += 1
-            if len(bad) < CHUNKS_TOLD_MAX:
-                bad.append(chunk)
-        if total:
-            text = f"{total} of {chunks.count} chunks are damaged"
-            return Damage(digest, "data", text, tuple(bad))
         if found.size != chunks.stored_bytes:
             text = f"it has {found.size} bytes, not {chunks.stored_bytes}"
             return Damage(digest, "data", text)
         return None
 
-    def _damaged(self, chunks: ChunkList) -> Iterator[int]:
-        for first in range(0, chunks.count, BATCH_CHUNKS):
+    def _look_at(self, chunks: ChunkList, progress: Progress) -> None:
+        while progress.next_chunk < chunks.count:
+            first = progress.next_chunk
             batch = range(first, min(first + BATCH_CHUNKS, chunks.count))
             start = chunks.stored_span(first).offset
             last = chunks.stored_span(batch[-1])
-            data = memoryview(self._read(chunks, Span(start, last.offset + last.length - start)))
+            span = Span(start, last.offset + last.length - start)
+            data = memoryview(self._read(chunks, span))
+            read = len(data)
             for chunk in batch:
                 offset, length = chunks.stored_span(chunk)
-                if not _good(chunks, chunk, data[offset - start : offset - start + length]) and (
-                    not _good(chunks, chunk, self._read(chunks, chunks.stored_span(chunk)))
-                ):
-                    yield chunk
+                if not _good(chunks, chunk, data[offset - start : offset - start + length]):
+                    again = self._read(chunks, chunks.stored_span(chunk))
+                    read += len(again)
+                    if not _good(chunks, chunk, again):
+                        progress.damaged += 1
+                        if len(progress.bad) < CHUNKS_TOLD_MAX:
+                            progress.bad.append(chunk)
+            progress.next_chunk = batch.stop
+            self._count(read)
         self._forget(chunks.content_digest, SUFFIXES[chunks.codec])
 
     def _read(self, chunks: ChunkList, span: Span) -> bytes:
         try:
-            data = self._store.read_data(chunks.content_digest, chunks.codec, *span)
+            return self._store.read_data(chunks.content_digest, chunks.codec, *span)
         except NotFound:
             return b""  # it went meanwhile
-        self._bytes += len(data)
-        return data
 
     def _forget(self, digest: str, part: str) -> None:
         """Lets the next read ask the disk; who mounts the blob directly loses nothing by it."""

@@ -76,10 +76,9 @@ def test_flipped_bits_are_told_by_chunk_and_file(made) -> None:
 
 def test_every_part_that_is_gone_or_damaged_is_told(made) -> None:
     library, manifest = made
-    data, digest = data_path(library, manifest), str(manifest.data_digest)
+    data = data_path(library, manifest)
     places = {
         "metadata": blob_path(library, manifest.digest),
-        "chunk list": blob_path(library, digest, ".chunks"),
         "data": data,
     }
     for part, path in places.items():
@@ -94,6 +93,41 @@ def test_every_part_that_is_gone_or_damaged_is_told(made) -> None:
             assert [one.part for one in check.damage] == [part], (part, bad and len(bad))
         Path(path).write_bytes(good)
         assert library.verify("base/a").damage == ()
+
+
+def test_chunk_list_that_is_gone_or_damaged_is_made_again_from_the_data(made) -> None:
+    library, manifest = made
+    path = Path(blob_path(library, str(manifest.data_digest), ".chunks"))
+    good = path.read_bytes()
+    os.chmod(path, 0o644)
+    flipped = bytes([*good[:40], good[40] ^ 1, *good[41:]])
+    for bad in (None, good[:-1], good + b"x", b"", flipped):
+        if bad is None:
+            path.unlink()
+        else:
+            path.write_bytes(bad)
+        check = library.verify("base/a")
+        assert check.damage == (), bad and len(bad)
+        assert [one.part for one in check.mended] == ["chunk list"]
+        assert path.read_bytes() == good
+        assert library.verify("base/a").mended == ()
+
+
+def test_chunk_list_is_not_made_of_data_that_is_damaged_too(made) -> None:
+    library, manifest = made
+    path = Path(blob_path(library, str(manifest.data_digest), ".chunks"))
+    path.unlink()
+    flip(data_path(library, manifest), 300_000)
+    check = library.verify("base/a")
+    [damage] = check.damage
+    assert (damage.part, damage.digest) == ("chunk list", manifest.data_digest)
+    assert "cannot be made again" in damage.problem
+    assert check.mended == ()
+    assert not path.exists()
+    # Stored anew, all is right again.
+    assert library.verify("base/a", remove_damaged=True).removed
+    publish(library)
+    assert library.verify("base/a").damage == ()
 
 
 def test_damaged_metadata_does_not_hide_damaged_data(made) -> None:

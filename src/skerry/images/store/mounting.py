@@ -1,0 +1,106 @@
+"""Where the kernel finds the blobs of layers: in the store, or at hand on this node, checked."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from skerry.errors import LayerDamaged, NotFound, SkerryError, Unavailable
+from skerry.images.format.chunks import Codec
+from skerry.images.scratch import storage_errors
+from skerry.images.store.local import LocalLayers
+from skerry.images.store.relist import relist
+from skerry.images.store.store import LayerStore
+from skerry.spec.layers import LayerFile, LayerManifest, MountMode, RootfsPlan
+
+_COPIED_BYTES_MAX: Final = 4 << 20  # a larger layer of one blob is read in place
+log = logging.getLogger("skerry.images")
+
+
+class Mounting:
+    """The part of the library that has layers mounted."""
+
+    store: LayerStore
+    _local: LocalLayers | None
+    _verified: bool
+
+    def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
+        """Returns where the blobs are; of equal blobs only the topmost stays."""
+        layers = []
+        above: set[str] = set()
+        mounted = [layer for manifest in manifests for layer in manifest.layers()]
+        for manifest in reversed(mounted):
+            if manifest.digest not in above:
+                above.add(manifest.digest)
+                layers.append(self._layer_file(manifest))
+        return RootfsPlan(tuple(reversed(layers)))
+
+    def _layer_file(self, manifest: LayerManifest) -> LayerFile:
+        identifier = manifest.digest.removeprefix("sha256:")[:32]
+        path = self._metadata(manifest)
+        if manifest.data_digest is not None and self._verified and self._local is not None:
+            lazy = self._lazy_device(self._local, manifest.data_digest)
+            return LayerFile(f"{identifier}-v", manifest.digest, path, lazy, MountMode.VERIFIED)
+        device = self._device(manifest) if manifest.data_digest is not None else None
+        return LayerFile(identifier, manifest.digest, path, device, MountMode.TRUSTED)
+
+    def _lazy_device(self, local: LocalLayers, digest: str) -> str:
+        """Puts here what its mount needs; returns where the launcher sees the data blob."""
+        self._chunk_list(local, digest)
+        local.profile(digest, lambda: self.store.profile(digest))
+        return f"/blobs/{digest.removeprefix('sha256:')}"
+
+    def _chunk_list(self, local: LocalLayers, digest: str) -> None:
+        local.chunk_list(
+            digest,
+            lambda: self.store.chunk_list(digest),
+            lambda: relist(self.store, digest).encode(),
+        )
+
+    def check_lists(self) -> None:
+        """Makes this node's damaged chunk lists again, before a process begins to serve by them."""
+        local = self._local
+        if local is None:
+            return
+        for digest in local.recheck():
+            try:
+                self._chunk_list(local, digest)
+            except SkerryError as error:
+                log.warning("the chunk list of %s: %s", digest, error)
+
+    def add_profile(self, digest: str, data: bytes) -> None:
+        """Keeps what a first run of a data blob touched, for all nodes and for this one."""
+        self.store.put_profile(digest, data)
+        if self._local is not None:
+            self._local.put_profile(digest, data)
+
+    def _device(self, manifest: LayerManifest) -> str:
+        """Returns the data blob's path; LayerDamaged if it is gone or cut off."""
+        digest = str(manifest.data_digest)
+        if manifest.data_codec != Codec.NONE:
+            text = (
+                f"{manifest.name}: its data is stored as {manifest.data_codec}, for verified mounts"
+            )
+            raise Unavailable(text, digest=digest)
+        try:
+            path = self.store.path(digest)
+        except NotFound as error:
+            text = f"{manifest.name}: its data blob {digest} is gone from the store"
+            raise LayerDamaged(text, digest=digest) from error
+        with storage_errors(f"looking at {path}"):
+            found = os.stat(path).st_size
+        if found != manifest.data_bytes:
+            # Told now: the kernel would tell a program that reads there, by killing it.
+            text = f"{manifest.name}: its data blob has {found} of {manifest.data_bytes} bytes"
+            raise LayerDamaged(text, digest=digest)
+        return path
+
+    def _metadata(self, manifest: LayerManifest) -> str:
+        in_place = manifest.data_digest is None and manifest.size_bytes > _COPIED_BYTES_MAX
+        # Layers of before data blobs stay where a launcher of before may mount them.
+        in_place = in_place or manifest.version < 2
+        if self._local is None or (in_place and self.store.has_files):
+            return self.store.path(manifest.digest)
+        return self._local.metadata(manifest, lambda: self.store.pieces(manifest.digest))
