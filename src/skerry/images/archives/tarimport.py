@@ -6,7 +6,7 @@
 | a path through a symbolic link or file of the archive | refused |
 | hard link to what is no earlier file of the archive | refused |
 | sparse files, unknown member types | refused |
-| more entries, bytes or bytes of paths than the limits | refused |
+| more entries, bytes, or bytes of names, links and attributes than the limits | refused |
 | the same name twice | the last wins; directories merge |
 | devices | dropped, with a note |
 | ids of 65,536 and above | become 0 and lose setuid and setgid, with a note |
@@ -48,11 +48,11 @@ _OPAQUE_NAME = b".wh..wh..opq"
 
 
 class ImportLimits(msgspec.Struct, frozen=True):
-    """Bounds of one import. A million entries take about half a GB of memory."""
+    """Bounds of one import. A million entries take about half a GB of memory, and their words."""
 
     entries_max: int = 1_000_000
     bytes_max: int = 256 << 30
-    path_bytes_max: int = 512 << 20  # of all paths together
+    words_bytes_max: int = 512 << 20  # of all paths, links and attributes together
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Spent:
 
     entries: int = 0
     bytes: int = 0
-    path_bytes: int = 0
+    words_bytes: int = 0
 
 
 def read_tar(
@@ -86,7 +86,7 @@ def read_tar(
     earlier = spent.entries
     for seen, member in enumerate(reader.members(), start=1):
         spent.bytes += member.size
-        spent.path_bytes += len(member.name)
+        spent.words_bytes += _words_bytes(member)
         spent.entries = earlier + max(seen, tree.made)
         if spent.entries > limits.entries_max:
             raise ImageBroken(
@@ -96,13 +96,21 @@ def read_tar(
             raise ImageBroken(
                 f"the archive holds more than {limits.bytes_max} bytes", limit="bytes"
             )
-        if spent.path_bytes > limits.path_bytes_max:
-            raise ImageBroken("the archive's paths are too long together", limit="paths")
+        if spent.words_bytes > limits.words_bytes_max:
+            raise ImageBroken(
+                "the archive's names, links and attributes are too long together", limit="words"
+            )
         _place(tree, member, reader, spool, notes, below=below)
         progress(spent.entries, spent.bytes)
     # "/" inside is the upper directory's own; what an archive says of it must not vary the layer.
     tree.root.mode, tree.root.uid, tree.root.gid = 0o755, 0, 0
     return tree
+
+
+def _words_bytes(member: Member) -> int:
+    """Returns what stays in memory of a member beside its node."""
+    attributes = sum(len(key) + len(value) for key, value in member.xattrs.items())
+    return len(member.name) + len(member.link) + attributes
 
 
 def clean_path(name: bytes, what: str = "member") -> bytes:

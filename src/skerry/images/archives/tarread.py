@@ -23,6 +23,9 @@ from skerry.errors import ImageBroken
 _NO_TAR = "this is no tar archive, or it is damaged (a header's checksum is wrong)"
 _NO_TAR_HINT = "give a tar (plain, gzip, bzip2, xz, zstd)"
 _HEADER_BYTES_MAX = 1 << 20  # of one pax header or GNU long name
+_HEADERS_BYTES_MAX = 1 << 30  # of all of an archive: reading them costs far more than unpacking
+_HEADERS_MAX = 8  # of one member; there are five kinds
+_AFTER_BYTES_MAX = 1 << 30  # after the end mark
 _XZ_MEMORY_MAX = 256 << 20
 _ZSTD_WINDOW_MAX = 128 << 20  # what zstd itself takes without being asked
 _CHUNK = 1 << 18
@@ -61,6 +64,7 @@ class TarReader:
     def __init__(self, source: Readable, *, whole: bool = False) -> None:
         self._source = _Exact(source if whole else decompressed(source))
         self._whole = whole
+        self._header_bytes = 0
         self._left = 0  # of the current member's content
         self._padding = 0
 
@@ -71,6 +75,7 @@ class TarReader:
         """
         pax: dict[bytes, bytes] = {}
         long_name = long_link = None
+        headers = 0
         while True:
             for _ in self.data():
                 pass
@@ -82,6 +87,9 @@ class TarReader:
                 return
             member = _parse(block)
             if member.kind in b"xXgLK":
+                headers += 1
+                if headers > _HEADERS_MAX:
+                    raise ImageBroken("the archive holds headers of no member", limit="header")
                 body = self._extension(member)
                 if member.kind in b"xX":
                     pax = _parse_pax(body)
@@ -93,7 +101,7 @@ class TarReader:
             member.name = long_name if long_name is not None else member.name
             member.link = long_link if long_link is not None else member.link
             _apply_pax(member, pax)
-            pax, long_name, long_link = {}, None, None
+            pax, long_name, long_link, headers = {}, None, None, 0
             # Links, devices and directories have no content, whatever their size field says.
             if member.kind in b"123456":
                 member.size = 0
@@ -110,6 +118,9 @@ class TarReader:
     def _extension(self, member: Member) -> bytes:
         if member.size > _HEADER_BYTES_MAX:
             raise ImageBroken(f"a header of {member.size} bytes in the archive", limit="header")
+        self._header_bytes += member.size
+        if self._header_bytes > _HEADERS_BYTES_MAX:
+            raise ImageBroken("the archive's headers are too long together", limit="header")
         body = self._source.exactly(member.size)
         self._source.exactly(-member.size % 512)
         return body
@@ -151,10 +162,13 @@ class _Exact:
         return b"".join(parts)
 
     def drain(self) -> None:
-        """Reads what follows the end mark, so that a sender is not cut off; checks nothing."""
+        """Reads what follows the end mark, so that a sender is not cut off; checks only how much."""
+        left = _AFTER_BYTES_MAX
         try:
-            while self._source.read(_CHUNK):
-                pass
+            while chunk := self._source.read(_CHUNK):
+                left -= len(chunk)
+                if left < 0:
+                    raise ImageBroken("the archive goes on and on after its end", limit="bytes")
         except _DAMAGED as error:
             raise _damaged(error) from error
 

@@ -36,7 +36,7 @@ from skerry.spec.residue import Scrubbed
 NICE: Final = 10
 _IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_LOWEST: Final = 2 << 13 | 7  # best effort, after all others: idle could wait for ever
-_LINE_BYTES_MAX: Final = 8 << 20
+_LINE_BYTES_MAX: Final = 32 << 20  # the digests of 64 GiB in chunks take 11 MiB as text
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

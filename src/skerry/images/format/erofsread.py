@@ -115,6 +115,7 @@ class _Reader:
         self._spool = spool
         self._limits = limits
         self._bytes = 0
+        self._words = 0  # bytes of paths, links and attributes
         head = image.read(_SUPERBLOCK, 128)
         if len(head) < 128 or struct.unpack_from("<I", head)[0] != _MAGIC:
             raise ImageBroken("this is no EROFS image")
@@ -142,14 +143,13 @@ class _Reader:
             raise ImageBroken("the image's root is no directory")
         entered = {self._root}
         directories = [(b"", self._root, tree.root.children)]
-        path_bytes = 0
         while directories:
             above, number, children = directories.pop()
             for name, child_number in self._names(number, above):
                 path = above + b"/" + name if above else name
-                path_bytes += len(path)
-                if len(path) > PATH_BYTES_MAX or path_bytes > self._limits.path_bytes_max:
-                    raise ImageBroken(f"{show(path)}: paths too long", limit="paths")
+                self._words += len(path)
+                if len(path) > PATH_BYTES_MAX or self._words > self._limits.words_bytes_max:
+                    raise ImageBroken(f"{show(path)}: paths, links too long", limit="words")
                 child = children[name] = self._named(child_number, path)
                 if child.children is not None:
                     if child_number in entered:
@@ -177,12 +177,14 @@ class _Reader:
             raise ImageBroken(f"{show(path)}: of a type that no layer holds")
         node = Node(kind, stat.S_IMODE(inode.mode), inode.uid, inode.gid, inode.mtime_ns)
         node.xattrs = self._xattrs(inode, path)
+        self._words += sum(map(len, (*node.xattrs, *node.xattrs.values())))
         if kind is FileType.DIRECTORY:
             node.children = {}
         elif kind is FileType.SYMLINK:
             if not 0 < inode.size < 4096:
                 raise ImageBroken(f"{show(path)}: not a possible symbolic link")
             node.target = b"".join(self._content(inode, path))
+            self._words += inode.size
         elif kind is FileType.FILE:
             self._bytes += inode.size
             if self._bytes > self._limits.bytes_max:

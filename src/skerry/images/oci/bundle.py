@@ -73,10 +73,12 @@ class ArchiveBundle:
         self._files: dict[str, Content] = {}
         self._links: dict[str, str] = {}
         reader = TarReader(source)
-        total = 0
+        total = words = 0
         for seen, member in enumerate(reader.members(), start=1):
             total += member.size
-            if seen > _MEMBERS_MAX or total > limits.bytes_max:
+            words += len(member.name) + len(member.link)
+            too_many = seen > _MEMBERS_MAX or words > limits.words_bytes_max
+            if too_many or total > limits.bytes_max:
                 raise ImageBroken("the archive holds too much for an image", limit="bytes")
             path = clean_path(member.name)
             name = path.decode("utf-8", "surrogateescape")

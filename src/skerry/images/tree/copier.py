@@ -31,6 +31,7 @@ class Copier:
         self._keep = keep
         self._notes = notes
         self._bytes_left = limits.bytes_max
+        self._attributes_left = limits.path_bytes_max
         self._linked: dict[tuple[int, int], Node] = {}
 
     def place(self, path: bytes, seen: Seen, info: os.stat_result) -> None:
@@ -60,6 +61,9 @@ class Copier:
             node.target = read_link(seen.parent, seen.name, seen.path)
         elif kind in (FileType.FILE, FileType.DIRECTORY):
             node.xattrs = inside_xattrs(seen.parent, seen.name, info, self._uid_base, seen.path)
+            self._attributes_left -= sum(map(len, (*node.xattrs, *node.xattrs.values())))
+            if self._attributes_left < 0:
+                raise ImageBroken(f"{show(seen.path)}: too many attributes", limit="attributes")
         if kind is FileType.FILE:
             self._bytes_left -= info.st_size
             if self._bytes_left < 0:

@@ -44,7 +44,10 @@ class UpperView(Protocol):
 
 
 class UpperLimits(msgspec.Struct, frozen=True):
-    """Bounds of one walk: files, bytes of content read, bytes of all their paths together."""
+    """Bounds of one walk: files, bytes of content read, bytes of all paths and links together.
+
+    As much as for paths may be taken by attributes, where those are kept.
+    """
 
     entries_max: int = 1_000_000
     bytes_max: int = 64 << 30
@@ -187,6 +190,8 @@ def _walk(upper: Cursor, lowers: Lowers, limits: UpperLimits) -> Iterator[Seen]:
         if len(path) > PATH_BYTES_MAX or path_bytes > limits.path_bytes_max:
             raise ImageBroken(f"{show(path)}: too deep, or paths too long", limit="paths")
         seen = _look(upper.fd, lowers, path, name, present=present)
+        if seen.stat is not None and stat.S_ISLNK(seen.stat.st_mode):
+            path_bytes += seen.stat.st_size  # the next step judges it
         seen.hides_below = level.hides_below
         if seen.stat is None or seen.whiteout or not stat.S_ISDIR(seen.stat.st_mode):
             yield seen

@@ -231,8 +231,18 @@ def test_bytes_beyond_the_limit_are_refused_before_they_are_read(spool: Spool) -
 def test_bytes_of_all_paths_have_a_limit_too(spool: Spool) -> None:
     names = [member("d/" * 1000 + str(at)) for at in range(20)]
     with pytest.raises(ImageBroken) as error:
-        take(spool, *names, limits=ImportLimits(path_bytes_max=30_000))
-    assert error.value.fields == {"limit": "paths"}
+        take(spool, *names, limits=ImportLimits(words_bytes_max=30_000))
+    assert error.value.fields == {"limit": "words"}
+
+
+@pytest.mark.parametrize("header", ["SCHILY.xattr.user.a", "linkpath"])
+def test_bytes_of_all_attributes_and_links_have_a_limit_too(spool: Spool, header: str) -> None:
+    kind = tarfile.SYMTYPE if header == "linkpath" else tarfile.REGTYPE
+    many = [member(str(at), type=kind, pax_headers={header: "v" * 2000}) for at in range(20)]
+    assert take(spool, *many)[0].made == 21
+    with pytest.raises(ImageBroken) as error:
+        take(spool, *many, limits=ImportLimits(words_bytes_max=30_000))
+    assert error.value.fields == {"limit": "words"}
 
 
 def test_unknown_member_type_is_refused(spool: Spool) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from images_archives import make_tar, member
 
 from skerry.errors import ImageBroken
+from skerry.images.archives import tarread
 from skerry.images.archives.tarread import Member, TarReader
 
 
@@ -211,3 +212,29 @@ def test_any_damage_gives_members_or_image_broken(data: st.DataObject) -> None:
             raw[at + 148 : at + 156] = b"%06o\0 " % sum(raw[at : at + 512])
     with contextlib.suppress(ImageBroken):
         read(bytes(raw))
+
+
+def test_headers_without_a_member_are_refused_before_they_cost_hours() -> None:
+    header = make_tar(member("a", pax_headers={"comment": "x"}))[:1024]
+    assert header[156:157] == b"x"
+    plain = make_tar(member("b"))
+    assert [one.name for one, _ in read(header * 8 + plain)] == [b"b"]
+    with pytest.raises(ImageBroken, match="headers of no member") as error:
+        read(zstandard.compress(header * 100_000 + plain))
+    assert error.value.fields == {"limit": "header"}
+
+
+def test_headers_of_all_members_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tarread, "_HEADERS_BYTES_MAX", 10_000)
+    many = [member(str(at), pax_headers={"comment": "x" * 1000}) for at in range(9)]
+    assert len(read(make_tar(*many))) == 9
+    with pytest.raises(ImageBroken, match="too long together"):
+        read(make_tar(*many, *many))
+
+
+def test_what_follows_the_end_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tarread, "_AFTER_BYTES_MAX", 1 << 20)
+    whole = make_tar(member("a"))
+    assert len(read(zstandard.compress(whole + bytes(1 << 19)))) == 1
+    with pytest.raises(ImageBroken, match="on and on"):
+        read(zstandard.compress(whole + bytes(2 << 20)))

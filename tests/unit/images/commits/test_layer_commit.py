@@ -7,14 +7,16 @@ import os
 import struct
 from pathlib import Path
 
+import msgspec
 import pytest
 from image_uppers import BASE, Layers, lower
 
 from skerry.errors import ImageBroken, InvalidRequest, Unavailable
 from skerry.images.commits.commit import Wish, read_upper
 from skerry.images.commits.inplace import InPlace
-from skerry.images.commits.packing import Apart
+from skerry.images.commits.packing import _LINE_BYTES_MAX, Apart, Packed, _Said
 from skerry.images.commits.residue import Residue, homes_in
+from skerry.images.format.chunks import CHUNK_BYTES
 from skerry.images.library import ImageLibrary
 from skerry.images.tree.entry import OPAQUE, Tree
 from skerry.images.tree.notes import Notes
@@ -125,6 +127,27 @@ def test_limits_are_errors(layers: Layers) -> None:
             pytest.raises(ImageBroken),
         ):
             read_upper(layers.view, contents, wish)
+
+
+def test_attributes_of_all_files_have_a_limit(layers: Layers) -> None:
+    for at in range(6):
+        os.setxattr(layers.write(f"file-{at}"), b"user.a", b"v" * 200)
+
+    def read(limit: int) -> Tree:
+        with contextlib.closing(InPlace(layers.view.path)) as contents:
+            limits = UpperLimits(path_bytes_max=limit)
+            return read_upper(layers.view, contents, Wish(Notes(), Residue(DEFAULT), limits))
+
+    assert read(3000).made == 7
+    with pytest.raises(ImageBroken) as error:
+        read(1000)
+    assert error.value.fields == {"limit": "attributes"}
+
+
+def test_result_of_the_largest_commit_fits_into_a_line() -> None:
+    digests = UpperLimits().bytes_max // CHUNK_BYTES * 32
+    line = _Said(packed=Packed(path="p", digest="d", size_bytes=1, files=1, chunks=bytes(digests)))
+    assert len(msgspec.json.encode(line)) < _LINE_BYTES_MAX // 2  # notes and residue go with it
 
 
 def test_commit_of_nothing_is_an_empty_layer(layers: Layers, library: ImageLibrary) -> None:

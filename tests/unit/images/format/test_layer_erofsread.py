@@ -116,7 +116,7 @@ def test_kernel_and_reader_see_the_same_names_and_bytes(
     assert own == kernel
 
 
-@pytest.mark.parametrize("limit", ["entries_max", "bytes_max", "path_bytes_max"])
+@pytest.mark.parametrize("limit", ["entries_max", "bytes_max", "words_bytes_max"])
 def test_image_beyond_a_limit_is_refused(
     tmp_path: Path, tools: Tools, spool: Spool, tree: Tree, limit: str
 ) -> None:

@@ -234,6 +234,15 @@ def test_each_bound_is_an_error_not_a_shorter_answer(
     assert error.value.fields["limit"] == limit.replace("path_bytes", "paths")
 
 
+def test_targets_of_links_have_a_limit_too(layers: Layers) -> None:
+    for at in range(6):
+        os.symlink("t" * 4000, layers.write("d/a").with_name(f"link-{at}"))
+    assert len(layers.changes(path_bytes_max=30_000)) == 8
+    with pytest.raises(ImageBroken) as error:
+        layers.changes(path_bytes_max=15_000)
+    assert error.value.fields == {"limit": "paths"}
+
+
 def test_sparse_terabyte_is_a_limit(layers: Layers) -> None:
     os.truncate(layers.write("f"), 1 << 40)
     with pytest.raises(ImageBroken) as error:
