@@ -142,6 +142,12 @@ def sandbox_options(function: F) -> F:
             click.option(
                 "--layer", "layers", multiple=True, metavar="NAME", help="Layer on the image."
             ),
+            click.option(
+                "--restore",
+                metavar="NAME",
+                help="A commit, with all it was made on, and no image.",
+                shell_complete=complete_layer,
+            ),
             click.option("--cpu", type=float, default=1.0, show_default=True, help="Cores."),
             click.option(
                 "--best-effort",
@@ -187,6 +193,11 @@ def sandbox_options(function: F) -> F:
 def image_name(image: str) -> str:
     """Returns the image to use; `default` is the one that the guides use."""
     return DEFAULT_IMAGE if image == "default" else image
+
+
+def source(image: str | None, restore: str | None) -> dict[str, str]:
+    """Returns what a new sandbox begins with, as an option of the SDK."""
+    return {"image": image_name(image or "")} if restore is None else {"restore": restore}
 
 
 def argv_of(words: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from skerry.cli.options import (
     argv_of,
     command_options,
     complete_sandbox,
-    image_name,
     sandbox_options,
+    source,
 )
 from skerry.cli.terminal import DETACH_KEYS, DetachKeys, join
 from skerry.errors import InvalidRequest, SkerryError
@@ -244,27 +244,29 @@ def run(
     no_output_timeout: float | None,
     labels: tuple[tuple[str, str], ...],
     network: tuple[tuple[str, ...], ...],
+    restore: str | None,
     **limits: Any,
 ) -> int:
     """Run one command in a new sandbox, which is then removed.
 
-    IMAGE is a base like debian:12, or `default`. The exit status is the command's own, 128 + the
-    signal that ended it, 124 after --timeout, 127 if there is no such program, 126 if it cannot be
-    started, 125 for an error of Skerry's own.
+    IMAGE is a base like debian:12, or `default`; with --restore there is none. The exit status is
+    the command's own, 128 + the signal that ended it, 124 after --timeout, 127 if there is no such
+    program, 126 if it cannot be started, 125 for an error of Skerry's own.
 
     \b
     skerry run default -- python3 -c 'print(6*7)'
     tar c . | skerry run -i debian:12 -- tar t
+    skerry run --restore workspace/turn-12 -- ls /srv
     """  # noqa: D301 - \b tells click to keep the lines
     check_terminal(app, tty)
     wanted = Command(
-        argv=argv_of(command),
+        argv=argv_of(command if restore is None else (image, *command)),
         interactive=interactive,
         tty=tty,
         timeout=timeout,
         no_output_timeout=no_output_timeout,
     )
-    spec: dict[str, Any] = {**limits, "image": image_name(image)}
+    spec: dict[str, Any] = {**limits, **source(image, restore)}
     spec |= {"env": dict(env), "labels": dict(labels), "network": sum(network, ())}
     spec |= {name: value for name, value in (("user", user), ("workdir", workdir)) if value}
 

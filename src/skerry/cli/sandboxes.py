@@ -56,7 +56,7 @@ def ls(
             (
                 info.id,
                 info.state,
-                " + ".join((info.spec.image, *info.spec.layers)),
+                " + ".join(info.spec.made_of),
                 age(now - info.created),
                 info.running_commands,
                 " ".join(f"{name}={value}" for name, value in info.spec.labels.items()),
@@ -105,6 +105,13 @@ async def _look_at(client: Client, sandbox_id: str) -> tuple[SandboxInfo, Usage 
         return await sandbox.info(), None
 
 
+def _made_of(info: SandboxInfo) -> list[tuple[str, object]]:
+    spec = info.spec
+    if spec.restore is not None:
+        return [("restored from", info.restored or spec.restore)]
+    return [("image", spec.image), ("layers", ", ".join(spec.layers) or "none")]
+
+
 def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
     spec = info.spec
     now = time.time()
@@ -114,8 +121,7 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
     rows: list[tuple[str, object]] = [
         ("state", f"{info.state} ({info.reason})" if info.reason else info.state),
         ("backend", spec.backend),
-        ("image", spec.image),
-        ("layers", ", ".join(spec.layers) or "none"),
+        *_made_of(info),
         ("digests", ", ".join(info.digests)),
         ("mounts", ", ".join(f"{one.digest[:19]} {one.mode}" for one in info.mounts)),
         ("limits", limits),

@@ -8,7 +8,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
-from skerry.cli.options import complete_sandbox, image_name, pair, sandbox_options
+from skerry.cli.options import complete_sandbox, pair, sandbox_options, source
 from skerry.cli.run import Command, check_terminal, finish, new_sandbox
 from skerry.cli.terminal import DETACH_KEYS
 from skerry.errors import InvalidRequest
@@ -22,7 +22,7 @@ LOGIN = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -
 @click.option(
     "--image",
     metavar="IMAGE",
-    help="Make a new sandbox of this image, removed when the shell ends.",
+    help="Make a new sandbox of this image (or --restore), removed when the shell ends.",
 )
 @sandbox_options
 @click.option(
@@ -46,16 +46,17 @@ def shell(
     detach_keys: str,
     labels: tuple[tuple[str, str], ...],
     network: tuple[tuple[str, ...], ...],
+    restore: str | None,
     **limits: Any,
 ) -> int:
-    """Open a terminal in a live sandbox, or with --image in a new one.
+    """Open a terminal in a live sandbox, or with --image or --restore in a new one.
 
     Every key goes to the shell inside, Ctrl-C too; `exit` or Ctrl-D ends it. The exit status is the
     shell's. In a live sandbox, the detach keys leave it running: `skerry attach` comes back to it.
     """
     check_terminal(app, tty=True)
-    if (sandbox_id is None) == (image is None):
-        raise InvalidRequest("give a sandbox's id, or --image for a new one")
+    if sum(one is not None for one in (sandbox_id, image, restore)) != 1:
+        raise InvalidRequest("give a sandbox's id, or --image or --restore for a new one")
     wanted = Command(
         argv=LOGIN,
         interactive=True,
@@ -70,7 +71,7 @@ def shell(
         async with app.client() as client:
             if sandbox_id is not None:
                 return await finish(app, await client.sandboxes.get(sandbox_id), wanted)
-            spec = {**limits, "image": image_name(image or ""), "labels": dict(labels)}
+            spec = {**limits, **source(image, restore), "labels": dict(labels)}
             spec["network"] = sum(network, ())
             async with new_sandbox(client, **spec) as sandbox:
                 return await finish(app, sandbox, wanted)

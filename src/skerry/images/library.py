@@ -27,6 +27,7 @@ from skerry.images.sources.directory import read_directory
 from skerry.images.store.local import LocalLayers
 from skerry.images.store.mounting import Mounting
 from skerry.images.store.removal import Removal
+from skerry.images.store.restoring import Restoring
 from skerry.images.store.store import LayerStore
 from skerry.images.tree.entry import Tree
 from skerry.images.tree.notes import Notes
@@ -48,7 +49,7 @@ def _silent(_line: str) -> None:
     pass
 
 
-class ImageLibrary(Mounting, Removal):
+class ImageLibrary(Mounting, Restoring, Removal):
     """Layers in one store. `scratch_dir` is best on the store's disk: blobs are then renamed.
 
     `codec` is how data blobs are stored from now on. With `local` metadata blobs are mounted from
@@ -197,14 +198,16 @@ class ImageLibrary(Mounting, Removal):
         scrub: tuple[str, ...] | None = None,
         recipe: Mapping[str, str] | None = None,
         parents: tuple[str, ...] = (),
+        below: tuple[LayerManifest, ...] = (),
         apart: Apart | None = None,
         log: Log = _silent,
     ) -> LayerManifest:
         """Makes a layer of what a sandbox wrote; on its lowers it gives the same tree again.
 
         `commits.commit` says what is left out; the manifest lists what the rules of `scrub`
-        took. A layer without files is allowed. With `apart` a process of low priority does the
-        work. Raises InvalidRequest for a base: what was written is only the difference to one.
+        took. A layer without files is allowed. `below` are the layers of `parents`, for a restore;
+        they are looked for where they are not given. With `apart` a process of low priority does
+        the work. Raises InvalidRequest for a base: what was written is only the difference to one.
         """
         target = commit_name(name)
         with scratch_directory(self._scratch_dir) as scratch:
@@ -222,7 +225,10 @@ class ImageLibrary(Mounting, Removal):
                 mkfs=self.tools.mkfs().path,
             )
             packed = pack(job, self.tools, log) if apart is None else apart.pack(job, log)
-            return self._publisher.keep(target, packed, dict(recipe or {}), parents, log)
+            below = self.still_there(below or self.known(parents))
+            return self._publisher.keep(
+                target, packed, dict(recipe or {}), parents, log, below=below
+            )
 
     # --- looking at what a sandbox wrote ---
 

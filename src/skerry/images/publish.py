@@ -101,6 +101,8 @@ class Publisher:
         recipe: dict[str, str],
         parents: tuple[str, ...],
         log: Log,
+        *,
+        below: tuple[LayerManifest, ...],
     ) -> LayerManifest:
         """Returns the manifest of a commit whose blobs are made; then it is stored and has its name."""
         for line in packed.notes:
@@ -113,6 +115,7 @@ class Publisher:
             recipe=recipe | notes,
             parents=parents,
             scrubbed=packed.scrubbed,
+            below=below,
         )
         self._put(manifest, [built])
         log(f"{name}: {packed.files} files, {manifest.total_bytes >> 20} MiB, {manifest.digest}")

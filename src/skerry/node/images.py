@@ -65,6 +65,9 @@ class Library(Protocol):
     def resolve(self, names: Sequence[str]) -> tuple[LayerManifest, ...]:
         """Returns the layers in order."""
 
+    def restore(self, name: str) -> tuple[LayerManifest, tuple[LayerManifest, ...]]:
+        """Returns a commit, and the layers that show what it holds, lowest first."""
+
     def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
         """Returns where their blobs are."""
 
@@ -115,6 +118,7 @@ class Library(Protocol):
         scrub: tuple[str, ...] | None = None,
         recipe: Mapping[str, str] | None = None,
         parents: tuple[str, ...] = (),
+        below: tuple[LayerManifest, ...] = (),
         apart: Apart | None = None,
         log: Log = print,
     ) -> LayerManifest:
@@ -127,6 +131,8 @@ class Environment(NamedTuple):
     plan: RootfsPlan
     digests: tuple[str, ...]  # of its layers, lowest first
     config: ImageConfig
+    made_of: tuple[LayerManifest, ...] = ()  # the same layers, as a commit remembers them
+    restored: str | None = None  # the commit that it is, by name and digest
 
 
 class Images:
@@ -146,18 +152,18 @@ class Images:
         self._threads = asyncio.Semaphore(threads_max)
         # An import waits for its client, and must keep nobody waiting but other imports.
         self._import_threads = ThreadPoolExecutor(threads_max, "import")
-        self._plans: dict[tuple[str, ...], tuple[float, Environment]] = {}
+        self._plans: dict[tuple[str | None, ...], tuple[float, Environment]] = {}
         self._tidied = clock.monotonic()
         self._expected: dict[str, list[asyncio.Future[LayerManifest]]] = {}
 
     async def plan(self, spec: SandboxSpec) -> Environment:
         """Returns a sandbox's root file system, its layers' digests, and what they set."""
-        names = (spec.image, *spec.layers)
+        names = (spec.restore, *spec.made_of)
         known = self._plans.get(names)
         now = self._clock.monotonic()
         if known is not None and now - known[0] < PLAN_FRESH_S:
             return known[1]
-        environment = await asyncio.to_thread(self._plan, names)
+        environment = await asyncio.to_thread(self._plan, spec)
         if now - self._tidied > TIDY_PAUSE_S:
             self._tidied = now
             await self._tidy()
@@ -166,11 +172,21 @@ class Images:
         self._plans[names] = (now, environment)
         return environment
 
-    def _plan(self, names: tuple[str, ...]) -> Environment:
-        manifests = self._library.resolve(names)
+    def _plan(self, spec: SandboxSpec) -> Environment:
+        restored = None
+        if spec.restore is None:
+            manifests = self._library.resolve(spec.made_of)
+        else:
+            commit, manifests = self._library.restore(spec.restore)
+            restored = f"{commit.name}@{commit.digest}"
         self._library.hold(manifests)  # before it is looked whether all blobs are there
-        digests = tuple(one.digest for one in manifests)
-        return Environment(self._library.plan(manifests), digests, composed_config(manifests))
+        return Environment(
+            self._library.plan(manifests),
+            tuple(one.digest for one in manifests),
+            composed_config(manifests),
+            tuple(one.alone() for one in manifests),
+            restored,
+        )
 
     async def _tidy(self) -> None:
         try:
@@ -265,6 +281,7 @@ class Images:
         *,
         recipe: Mapping[str, str],
         parents: tuple[str, ...],
+        below: tuple[LayerManifest, ...],
         log: Log,
     ) -> LayerManifest:
         """Makes a layer of what a sandbox wrote, in a process apart; cancelled, that is ended."""
@@ -282,6 +299,7 @@ class Images:
                 scrub=check_rules(body.scrub, git=body.scrub_git),
                 recipe=recipe,
                 parents=parents,
+                below=below,
                 apart=apart,
                 log=tell,
             )
@@ -317,7 +335,7 @@ class Images:
         """
         if not self._expected:
             return
-        names = (spec.image, *spec.layers)
+        names = spec.made_of
         parsed = [parse_layer_name(name, LayerKind.BASE) for name in names]
         wanted = [
             layer

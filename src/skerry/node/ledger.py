@@ -41,6 +41,8 @@ class Began(msgspec.Struct, frozen=True, tag="began", omit_defaults=True):
     image: ImageConfig = ImageConfig()  # what its layers set
     mounts: tuple[MountedLayer, ...] = ()
     parent: str | None = None  # whose disk it began with
+    made_of: tuple[LayerManifest, ...] = ()  # the layers, as a commit remembers them
+    restored: str | None = None  # the commit that they are
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):
@@ -141,6 +143,7 @@ class Acknowledged(msgspec.Struct, frozen=True, tag="acknowledged", omit_default
     time: float
     seconds: float
     freeze_seconds: float
+    below: tuple[LayerManifest, ...] = ()  # the same layers, as the commit remembers them
 
 
 class Packed(msgspec.Struct, frozen=True, tag="packed", omit_defaults=True):

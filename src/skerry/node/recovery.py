@@ -104,6 +104,8 @@ def _sandbox(
         asked=None if story.changed is None else began.spec,
         image=began.image,
         parent=began.parent,
+        made_of=began.made_of,
+        restored=began.restored,
         mounts=began.mounts,
         create_ms=made.create_ms,
         handle_next=story.handle_top,

@@ -17,7 +17,8 @@ _LISTS = ("layers", "network")
 class SandboxOptions(TypedDict, total=False):
     """What `create` and `create_many` take by name, with what holds otherwise.
 
-    image="debian:12", layers=(): names (`kind/name[:tag]`) or digests.
+    image="debian:12", layers=(): names (`kind/name[:tag]`) or digests; or restore=None: a commit
+    (`workspace/name[:tag]`), with all that it was made on.
     cpu=1.0 (cores), cpu_class="latency-sensitive" or "best-effort", cpu_weight=100, cpu_burst=0.0.
     memory="1GiB", disk=None (no limit of its own): texts or bytes; pids=512, nofile=4096.
     env={}, user=None, workdir=None (the image's; else root, the user's home), hostname="skerry".
@@ -29,6 +30,7 @@ class SandboxOptions(TypedDict, total=False):
 
     image: str
     layers: Sequence[str]
+    restore: str | None
     cpu: float
     cpu_class: str
     cpu_weight: int

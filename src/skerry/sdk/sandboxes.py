@@ -57,6 +57,24 @@ class AsyncSandboxes:
             raise
         return AsyncSandbox(self._transport, info)
 
+    async def restore(
+        self,
+        name: str,
+        backend: str = "container",
+        *,
+        key: str | None = None,
+        wait: float = WAIT_S,
+        **options: Unpack[SandboxOptions],
+    ) -> AsyncSandbox:
+        """Returns a running sandbox that shows what a commit holds, on the layers it was made on.
+
+        Any node of the store will do, and reads only what is used. `options` are those of `create`,
+        without `image` and `layers`; so is what it raises, and InvalidRequest if the name is no
+        commit's, LayerDamaged if a layer that it lies on is gone (field `digest`: which one).
+        """
+        options["restore"] = name
+        return await self.create(backend, key=key, wait=wait, **options)
+
     async def _create(self, spec: SandboxSpec, patience: Patience) -> SandboxInfo:
         while True:
             seconds = min(patience.left(), SERVER_WAIT_S)

@@ -1041,6 +1041,26 @@ class Sandboxes:
             self._portal.call(self._inner.create(backend, key=key, wait=wait, **options)),
         )
 
+    def restore(
+        self,
+        name: str,
+        backend: str = "container",
+        *,
+        key: str | None = None,
+        wait: float = WAIT_S,
+        **options: Unpack[SandboxOptions],
+    ) -> Sandbox:
+        """Returns a running sandbox that shows what a commit holds, on the layers it was made on.
+
+        Any node of the store will do, and reads only what is used. `options` are those of `create`,
+        without `image` and `layers`; so is what it raises, and InvalidRequest if the name is no
+        commit's, LayerDamaged if a layer that it lies on is gone (field `digest`: which one).
+        """
+        return Sandbox(
+            self._portal,
+            self._portal.call(self._inner.restore(name, backend, key=key, wait=wait, **options)),
+        )
+
     def create_many(
         self,
         count: int,

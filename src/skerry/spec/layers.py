@@ -139,6 +139,7 @@ class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     config: ImageConfig | None = None
     parts: tuple[LayerManifest, ...] = ()  # layers below that belong to it, lowest first
     scrubbed: tuple[Scrubbed, ...] = ()  # residue that a commit left out
+    below: tuple[LayerManifest, ...] = ()  # of a commit: what it was made on, lowest first
 
     @property
     def total_bytes(self) -> int:
@@ -149,10 +150,19 @@ class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
         """Returns what is mounted for this name, lowest first: its parts and itself."""
         return (*self.parts, self)
 
+    def chain(self) -> tuple[LayerManifest, ...]:
+        """Returns what a sandbox that is restored from this commit lies on, lowest first."""
+        return (*self.below, self)
+
+    def alone(self) -> LayerManifest:
+        """Returns what there is to know of it where it lies below a commit: enough to mount it."""
+        return msgspec.structs.replace(self, recipe={}, parents=(), scrubbed=(), below=())
+
     def blobs(self) -> set[str]:
-        """Returns the digests of everything in the store that it needs."""
+        """Returns the digests of everything in the store that it needs, to be restored too."""
         of_all = {one.digest for one in self.layers()}
-        return of_all | {one.data_digest for one in self.layers() if one.data_digest}
+        of_all |= {one.data_digest for one in self.layers() if one.data_digest}
+        return of_all.union(*(one.blobs() for one in self.below))
 
 
 def composed_config(manifests: Iterable[LayerManifest]) -> ImageConfig:

@@ -42,6 +42,7 @@ class CpuClass(StrEnum):
     BEST_EFFORT = "best-effort"
 
 
+IMAGE_DEFAULT = "debian:12"
 _ENV_NAME = re.compile(r"[^=\x00-\x1f]{1,256}")
 _HOSTNAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -50,8 +51,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What a caller asks for. `check()` must have passed before anything acts on it."""
 
     backend: str = "container"
-    image: str = "debian:12"
+    image: str = IMAGE_DEFAULT
     layers: tuple[str, ...] = ()
+    restore: str | None = None  # a commit: the layers that it was made on, and then it
     cpu: float = 1.0  # cores: quota, and how many the sandbox sees
     cpu_class: CpuClass = CpuClass.LATENCY_SENSITIVE
     cpu_weight: int = limits.CPU_WEIGHT  # against other latency-sensitive ones, 1 to 10,000
@@ -75,6 +77,11 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     detached: bool = False  # outlives the connection that made it
     priority: int = 0  # among its owner's creates that wait: higher first
 
+    @property
+    def made_of(self) -> tuple[str, ...]:
+        """The names of what its root file system is: a commit alone, or an image and layers."""
+        return (self.image, *self.layers) if self.restore is None else (self.restore,)
+
     def check(self) -> SandboxSpec:
         """Returns itself if every value is in bounds; raises InvalidRequest naming one that is not."""
         parse_layer_name(self.image, LayerKind.BASE)
@@ -82,6 +89,10 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             raise InvalidRequest(f"layers: at most {limits.LAYERS_MAX}")
         for name in self.layers:
             parse_layer_name(name)
+        if self.restore is not None:
+            parse_layer_name(self.restore)
+            if self.layers or self.image != IMAGE_DEFAULT:
+                raise InvalidRequest("restore: a commit says what it lies on: no image, no layers")
         if not 0.01 <= self.cpu <= limits.CPU_MAX:
             raise InvalidRequest(f"cpu must be between 0.01 and {limits.CPU_MAX:g}, not {self.cpu}")
         self._check_cpu()
@@ -162,6 +173,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     draining: bool = False  # its node takes no new sandboxes and is being emptied
     drain_deadline: float | None = None  # when it will be stopped for that, if it lives so long
     parent: str | None = None  # the sandbox whose disk it began with
+    restored: str | None = None  # the commit that it began with, by name and digest
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -69,6 +69,19 @@ def test_words_after_the_image_are_the_command_without_a_dash_dash() -> None:
     assert client.commands[0][1] == ["ls", "-l", "--json"]
 
 
+def test_restored_commit_takes_the_place_of_an_image() -> None:
+    client = FakeClient()
+    assert invoke(client, "run", "--restore", "workspace/x", "--", "ls", "-l").exit_code == 0
+    assert client.created[0]["restore"] == "workspace/x"
+    assert "image" not in client.created[0]
+    assert client.commands[0][1] == ["ls", "-l"]
+    assert invoke(client, "run", "--restore", "workspace/x", "true").exit_code == 0
+    assert client.commands[1][1] == ["true"]
+    assert invoke(client, "shell", "--restore", "workspace/x", "--image", "x").exit_code == 125
+    assert invoke(client, "run", "default", "--", "true").exit_code == 0
+    assert client.created[2]["image"] == "debian:12"
+
+
 def test_an_option_where_the_command_should_be_is_explained() -> None:
     result = invoke(FakeClient(), "run", "default", "--cpu", "2", "ls")
     assert result.exit_code == 125

@@ -105,6 +105,10 @@ class FakeLibrary:
         self.resolved += 1
         return tuple(self.inspect(name) for name in names)
 
+    def restore(self, name: str) -> tuple[LayerManifest, tuple[LayerManifest, ...]]:
+        commit = self.inspect(name)
+        return commit, (*commit.below, commit)
+
     def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
         layers = [layer for manifest in manifests for layer in manifest.layers()]
         return RootfsPlan(
@@ -165,7 +169,10 @@ class FakeLibrary:
         if self.refuse_commit is not None:
             raise self.refuse_commit
         self.committed = [change.path for change in self.diff(upper)]
-        return self.add(str(parse_layer_name(name)))
+        made = self.add(str(parse_layer_name(name)))
+        made = msgspec.structs.replace(made, parents=more["parents"], below=more["below"])
+        self.layers[made.name] = made
+        return made
 
 
 @dataclass

@@ -150,8 +150,9 @@ class LayerStore:
         name = parse_layer_name(manifest.name)
         blobs = manifest.blobs()
         with self.leases.holding({blob: (blob,) for blob in blobs}):
-            for layer in manifest.layers():
-                self._require(layer)
+            for one in manifest.chain():
+                for layer in one.layers():
+                    self._require(layer)
             self.put_manifest(manifest)
             self.leases.check(blobs)
             self._put(keys.tag(name), Tag(manifest.digest, manifest))

@@ -199,6 +199,7 @@ class Commits:
             self._clock.wall(),
             seconds,
             frozen,
+            sandbox.made_of,
         )
 
     def _enter(self, commit_id: str, entry: ledger.Acknowledged) -> Commit:
@@ -216,7 +217,12 @@ class Commits:
             raise InvalidRequest(f"the backend {sandbox.spec.backend} has no snapshots")
         async with self._places, instance.snapshot() as upper:
             manifest = await self._images.commit(
-                upper, body, recipe=_recipe(sandbox.id), parents=sandbox.digests, log=log.debug
+                upper,
+                body,
+                recipe=_recipe(sandbox.id),
+                parents=sandbox.digests,
+                below=sandbox.made_of,
+                log=log.debug,
             )
             frozen = self._clock.monotonic() - began
         entry = self._entry(sandbox, body, None, began, frozen)
@@ -256,6 +262,7 @@ class Commits:
                         commit.entry.body,
                         recipe=_recipe(commit.entry.sandbox),
                         parents=commit.entry.digests,
+                        below=commit.entry.below,
                         log=tell,
                     )
             except PlatformError as error:

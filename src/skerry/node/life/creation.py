@@ -18,7 +18,7 @@ from skerry.node.images import Environment
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
 from skerry.spec import limits
-from skerry.spec.layers import ImageConfig, MountMode, RootfsPlan
+from skerry.spec.layers import ImageConfig, LayerManifest, MountMode, RootfsPlan
 from skerry.spec.sandbox import SandboxSpec, State
 
 if TYPE_CHECKING:
@@ -32,10 +32,13 @@ class Origin(NamedTuple):
     view: View
     digests: tuple[str, ...]
     image: ImageConfig
+    made_of: tuple[LayerManifest, ...] = ()
+    restored: str | None = None
 
     def environment(self) -> Environment:
         """Returns what it is composed of."""
-        return Environment(RootfsPlan(self.view.layers), self.digests, self.image)
+        plan = RootfsPlan(self.view.layers)
+        return Environment(plan, self.digests, self.image, self.made_of, self.restored)
 
 
 class Creation:
@@ -106,9 +109,11 @@ class Creation:
                 monotonic = self._clock.monotonic()  # waiting for room is no part of making
             async with admission.place(claim, priority=spec.priority, bounded=bounded, gone=gone):
                 _check_wanted(sandbox)
-                plan, sandbox.digests, sandbox.image = (
+                environment = (
                     await self._images.plan(spec) if origin is None else origin.environment()
                 )
+                plan, sandbox.digests, sandbox.image = environment[:3]
+                sandbox.made_of, sandbox.restored = environment[3:]
                 sandbox.mounts = plan.mounts()
                 sandbox.parent = None if origin is None else origin.parent
                 await self._make(sandbox, backend, plan, monotonic, origin)
@@ -167,6 +172,8 @@ class Creation:
                 sandbox.image,
                 sandbox.mounts,
                 sandbox.parent,
+                sandbox.made_of,
+                sandbox.restored,
             ),
         )
         instance = await backend.create(

@@ -74,7 +74,14 @@ class Forks:
         try:
             view = await instance.view(name)
             try:
-                yield Origin(sandbox.id, view, sandbox.digests, sandbox.image)
+                yield Origin(
+                    sandbox.id,
+                    view,
+                    sandbox.digests,
+                    sandbox.image,
+                    sandbox.made_of,
+                    sandbox.restored,
+                )
             finally:
                 await backend.drop_view(view)
         finally:

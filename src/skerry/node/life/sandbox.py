@@ -15,7 +15,7 @@ from skerry.errors import Bug, OutcomeUnknown, SandboxFailed, SkerryError
 from skerry.lifecycle.table import Event
 from skerry.node.clock import Clock
 from skerry.node.timers import Timer
-from skerry.spec.layers import ImageConfig, MountedLayer
+from skerry.spec.layers import ImageConfig, LayerManifest, MountedLayer
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class Sandbox:
     proxy_port: Port | None = None  # where that is served inside
     image: ImageConfig = field(default_factory=ImageConfig)  # where the spec says nothing
     parent: str | None = None  # the sandbox whose disk it began with
+    made_of: tuple[LayerManifest, ...] = ()  # its layers, as a commit remembers them
+    restored: str | None = None  # the commit that it began with, by name and digest
     mounts: tuple[MountedLayer, ...] = ()
     network_env: dict[str, str] = field(default_factory=dict)  # set for every command
     network_turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # changes come one by one
@@ -111,6 +113,7 @@ class Sandbox:
             draining=self.draining is not None,
             drain_deadline=None if self.draining is None else self.draining.deadline,
             parent=self.parent,
+            restored=self.restored,
         )
 
     @property

@@ -56,7 +56,7 @@ async def _row(sandbox: Sandbox) -> SandboxUsage | None:
         state=str(sandbox.state),
         usage=seen,
         commands=sandbox.running,
-        image=sandbox.spec.image,
+        image=sandbox.spec.made_of[0],
         created=sandbox.created,
         memory_limit_bytes=sandbox.spec.memory_bytes,
         labels=sandbox.spec.labels,

@@ -38,7 +38,14 @@ class Actors:
     def __init__(self, world: World, until_s: float) -> None:
         self.world, self.random = world, world.random
         self.until = world.now + until_s
-        self.done = {"published": 0, "created": 0, "removed": 0, "collected": 0, "killed": 0}
+        self.done = {
+            "published": 0,
+            "committed": 0,
+            "created": 0,
+            "removed": 0,
+            "collected": 0,
+            "killed": 0,
+        }
         self._names = 0
 
     def process(self, kind: str) -> Process:
@@ -70,7 +77,10 @@ class Actors:
     def add(self, process: Process) -> None:
         store = opened(process, process.name, ttl_s=900.0)
         name, (digest, data) = self.random.choice(NAMES), digests(self.random.randrange(LAYERS))
-        manifest = LayerManifest(name, digest, 4, "", "import", data_digest=data, version=2)
+        below = self.below(store) if self.random.random() < 0.15 else ()
+        manifest = LayerManifest(
+            name, digest, 4, "", "commit", data_digest=data, version=2, below=below
+        )
         try:
             with store.adding(*manifest.blobs()):
                 store.put("data", data)
@@ -79,7 +89,13 @@ class Actors:
                 store.publish(manifest)
         except SkerryError:
             return
+        self.done["committed"] += bool(below)
         self.done["published"] += 1
+
+    def below(self, store: LayerStore) -> tuple[LayerManifest, ...]:
+        """What a sandbox was made of when it was committed: maybe gone by now."""
+        found = store.tagged(parse_layer_name(self.random.choice(NAMES)))
+        return tuple(one.alone() for one in found.chain()[-1:]) if found is not None else ()
 
     def remove(self, process: Process) -> None:
         store = opened(process, process.name)
@@ -234,5 +250,5 @@ def test_old_steps_of_recipes_lose_their_names_and_others_keep_theirs() -> None:
 
 def test_a_collector_that_stalls_beyond_the_margin_is_noticed() -> None:
     """The control: where removals may begin minutes late, the world does see blobs lost."""
-    worlds = (run_world(seed, 30.0, hours=4, removals_stall_s=3000.0)[0] for seed in range(12))
+    worlds = (run_world(seed, 30.0, hours=4, removals_stall_s=3000.0)[0] for seed in range(24))
     assert any(world.wrong for world in worlds)
