@@ -187,13 +187,13 @@ async def test_a_process_that_hangs_is_replaced(node: LiveNode) -> None:
         assert blobs_pid(node) not in (0, pid)
 
 
-async def counted(node: LiveNode, name: str) -> float:
+async def counted(node: LiveNode, name: str, prefix: str = "blobs") -> float:
     """Returns what the node's metrics say."""
     reader, writer = await asyncio.open_unix_connection(f"{node.run}/node.sock")
     writer.write(b"GET /v1/metrics HTTP/1.0\r\n\r\n")
     page = (await reader.read()).decode()
     writer.close()
-    lines = [line for line in page.splitlines() if line.startswith(f"skerry_blobs_{name} ")]
+    lines = [line for line in page.splitlines() if line.startswith(f"skerry_{prefix}_{name} ")]
     return float(lines[0].split()[1]) if lines else 0.0
 
 

@@ -17,7 +17,8 @@ from skerry.spec.limits import CPU_WEIGHT
 
 if TYPE_CHECKING:
     from skerry.aio import Client, SandboxInfo, Usage
-    from skerry.spec.sandbox import SandboxSpec
+    from skerry.spec.layers import MountedLayer
+from skerry.spec.sandbox import SandboxSpec
 
 STATES = (
     "creating", "running", "pausing", "paused", "resuming", "stopping", "stopped", "failed",
@@ -112,6 +113,11 @@ def _made_of(info: SandboxInfo) -> list[tuple[str, object]]:
     return [("image", spec.image), ("layers", ", ".join(spec.layers) or "none")]
 
 
+def _mount(one: MountedLayer) -> str:
+    text = f"{one.digest[:19]} {one.mode}"
+    return f"{text} DAMAGED (skerry image verify --last --all)" if one.damaged else text
+
+
 def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
     spec = info.spec
     now = time.time()
@@ -123,7 +129,7 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
         ("backend", spec.backend),
         *_made_of(info),
         ("digests", ", ".join(info.digests)),
-        ("mounts", ", ".join(f"{one.digest[:19]} {one.mode}" for one in info.mounts)),
+        ("mounts", ", ".join(map(_mount, info.mounts))),
         ("limits", limits),
         ("cpu class", _cpu_class(spec)),
         ("network", ", ".join(spec.network) or "loopback only"),

@@ -29,6 +29,7 @@ from skerry.images.store.mounting import Mounting
 from skerry.images.store.removal import Removal
 from skerry.images.store.restoring import Restoring
 from skerry.images.store.store import LayerStore
+from skerry.images.store.suspects import Suspects
 from skerry.images.tree.entry import Tree
 from skerry.images.tree.notes import Notes
 from skerry.images.tree.upper import UpperLimits, UpperView
@@ -72,6 +73,7 @@ class ImageLibrary(Mounting, Restoring, Removal):
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
+        self.suspects = Suspects(store)
         self.tools = tools
         self._scratch_dir = scratch_dir
         self._publisher = Publisher(store, tools, compression, codec, clock)

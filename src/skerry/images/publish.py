@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from skerry.images.format.chunks import Codec
 from skerry.images.format.erofs import Log, Tools
 from skerry.images.format.pair import BuiltLayer, build_layer
 from skerry.images.scratch import Spool, storage_errors
+from skerry.images.store.records import rfc3339
 from skerry.images.store.store import LayerStore
 from skerry.images.tree.entry import BELOW, Tree
 from skerry.images.tree.notes import Notes
@@ -134,7 +134,7 @@ class Publisher:
             name=name,
             digest=built.digest,
             size_bytes=built.size_bytes,
-            created=_rfc3339(self._clock()),
+            created=rfc3339(self._clock()),
             creator=creator,
             compression=self.compression,
             files=files,
@@ -154,8 +154,3 @@ class Publisher:
 def _below(parts: Sequence[LayerManifest]) -> bytes:
     """Returns what makes a layer's digest depend on the parts below it."""
     return hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest().encode()
-
-
-def _rfc3339(seconds: float) -> str:
-    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

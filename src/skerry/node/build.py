@@ -17,6 +17,7 @@ from skerry.images.objects.s3 import S3Objects
 from skerry.images.oci.images import OciImages
 from skerry.images.store.leases import Leases, Timing
 from skerry.images.store.local import LocalLayers
+from skerry.images.store.patrol import Patrol
 from skerry.images.store.store import DirectoryStore, LayerStore
 from skerry.node import registry as nodes
 from skerry.node.admission.doors import Admission
@@ -37,6 +38,7 @@ from skerry.node.life.sandboxes import Sandboxes
 from skerry.node.network import Networks
 from skerry.node.node import Node
 from skerry.node.parts import Parts
+from skerry.node.scrubber import Scrubber
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
 from skerry.trajectory.journal import Journal
@@ -108,6 +110,7 @@ def build_node(
             images=images,
             imports=_imports(config, images, kept, oci),
             keeper=_keeper(config, clock, kept, sandboxes),
+            scrubber=Scrubber(_patrol(config, kept), sandboxes, clock),
             blobs=_blobs(config, identity.name, found, kept),
             backends=found,
             version=_version(),
@@ -153,6 +156,17 @@ def _keeper(
         collect_after_s=leases.timing.linger_s + 5.0 if leases else 0.0,
         hurry=kept.store.hurry if kept else None,
         counts=kept.store.counts if kept else dict,
+    )
+
+
+def _patrol(config: NodeConfig, kept: ImageLibrary | None) -> Patrol | None:
+    if kept is None:
+        return None
+    return Patrol(
+        kept.store,
+        kept.suspects,
+        every_s=config.scrub_every_s,
+        bytes_per_s=config.scrub_bytes_per_s,
     )
 
 

@@ -84,6 +84,10 @@ class NodeConfig:
     orphan_after_s: float | None = None
     registry_dir: str = ""  # where the node says that it is there; "": nowhere
     collect_every_s: float = 3600.0  # of the layer store, by whichever node is due; 0: never
+    # Every layer is read again and compared with its digests about that often, by any node of the
+    # store, slowly, and after everybody else on the disk. 0: never.
+    scrub_every_s: float = 7 * 86_400.0
+    scrub_bytes_per_s: int = 8 * MIB
     log_format: str = "text"  # or "json": an object a line
     log_file: str | None = None  # of bounded size; None: standard error
     end_within_s: float = 30.0  # of an orderly end; what is not done by then is left to the next
@@ -148,6 +152,10 @@ class NodeConfig:
                 raise InvalidRequest(f"{name} must be above 0 and below a day")
         if not (self.collect_every_s == 0 or 60 <= self.collect_every_s < 30 * 86_400):
             raise InvalidRequest("collect_every_s must be 0, or between a minute and 30 days")
+        if not (self.scrub_every_s == 0 or 1 <= self.scrub_every_s < 366 * 86_400):
+            raise InvalidRequest("scrub_every_s must be 0, or between a second and a year")
+        if not 64 << 10 <= self.scrub_bytes_per_s <= 1 << 40:
+            raise InvalidRequest("scrub_bytes_per_s must be between 64 KiB and 1 TiB")
         if self.log_format not in ("text", "json"):
             raise InvalidRequest(f"log_format: {self.log_format[:40]!r} is neither text nor json")
         if self.registry_cache_bytes < 0:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Callable,
     Collection,
-    Generator,
     Iterator,
     Mapping,
     Sequence,
@@ -20,10 +18,10 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from skerry.backends.api import Upper
-from skerry.errors import InvalidRequest, SkerryError, Unavailable
-from skerry.guest.files import STALL_S
+from skerry.errors import SkerryError, Unavailable
 from skerry.images.commits.packing import Apart
 from skerry.node.clock import Clock
+from skerry.node.crossing import ChunkReader, Pieces
 from skerry.spec.files import Change
 from skerry.spec.layers import (
     ImageConfig,
@@ -45,7 +43,6 @@ log = logging.getLogger("skerry.node")
 PLAN_FRESH_S = 1.0  # a tag that another process moves is seen after at most that long
 PLANS_MAX = 1024
 TIDY_PAUSE_S = 600.0
-BATCH_BYTES = 256 * 1024
 LOG_LINES_MAX = 10_000
 EXPECTED_MAX_S = 300.0  # a create waits that long for a layer that is being packed
 
@@ -88,6 +85,9 @@ class Library(Protocol):
 
     def verify(self, name: str, *, remove_damaged: bool) -> LayerCheck:
         """Reads a layer's bytes again and compares them with their digests."""
+
+    def last_check(self, name: str) -> LayerCheck:
+        """Returns what the last such reading found."""
 
     def pin(self, name: str) -> LayerManifest:
         """Makes a layer stay whatever its name does."""
@@ -220,6 +220,10 @@ class Images:
         finally:
             self._plans.clear()
 
+    async def last_check(self, name: str) -> LayerCheck:
+        """Returns what the last such reading found, whoever did it."""
+        return await self._call(lambda: self._library.last_check(name))
+
     async def pin(self, name: str, *, on: bool) -> LayerManifest:
         """Makes a layer stay, or takes that back; NotFound."""
         return await self._call(
@@ -266,7 +270,7 @@ class Images:
 
     async def diff_tar(self, upper: Upper, under: str) -> AsyncGenerator[bytes]:
         """Gives an archive of what a sandbox wrote, in pieces of about 256 KiB."""
-        pieces = _Pieces(self._library.diff_tar(upper, under))
+        pieces = Pieces(self._library.diff_tar(upper, under))
         try:
             while piece := await self._call(pieces.batch):
                 yield piece
@@ -356,65 +360,3 @@ class Images:
     async def _call(self, work: Callable[[], T]) -> T:
         async with self._threads:
             return await asyncio.to_thread(work)
-
-
-class _Pieces:
-    """An archive that is made piece by piece, for threads; a cancelled one may still be at it."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = iter(pieces)
-        self._turn = threading.Lock()
-
-    def batch(self) -> bytes:
-        """Returns the next BATCH_BYTES or so; b"" at the end."""
-        parts, total = [], 0
-        with self._turn:
-            for piece in self._pieces:
-                parts.append(piece)
-                total += len(piece)
-                if total >= BATCH_BYTES:
-                    break
-        return b"".join(parts)
-
-    def close(self) -> None:
-        """Closes what is open, after the piece that is under way."""
-        with self._turn:
-            if isinstance(self._pieces, Generator):
-                self._pieces.close()
-
-
-class ChunkReader:
-    """A blocking file over an asynchronous body: each read pulls the next chunk through the loop."""
-
-    def __init__(self, chunks: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop) -> None:
-        self._chunks = chunks
-        self._loop = loop
-        self._held = b""
-        self._ended = False
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Returns at most `size` bytes (all that is left if it is negative); b"" at the end."""
-        if size < 0:
-            parts = [self._held]
-            self._held = b""
-            while chunk := self._pull():
-                parts.append(chunk)
-            return b"".join(parts)
-        if not self._held:
-            self._held = self._pull()
-        data, self._held = self._held[:size], self._held[size:]
-        return data
-
-    def _pull(self) -> bytes:
-        if self._ended:
-            return b""
-        chunk = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result()
-        self._ended = not chunk
-        return chunk
-
-    async def _next(self) -> bytes:
-        try:
-            async with asyncio.timeout(STALL_S):
-                return await anext(self._chunks, b"")
-        except TimeoutError:
-            raise InvalidRequest(f"body: nothing came for {STALL_S:g} s") from None

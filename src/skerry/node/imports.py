@@ -14,7 +14,8 @@ from typing import Protocol, TypeVar
 from skerry.errors import InvalidRequest, StorageFailed, Unavailable
 from skerry.images.oci.images import CollapseWish
 from skerry.images.oci.skopeo import AUTH_BYTES_MAX, Access
-from skerry.node.images import ChunkReader, Images, Log, Reader
+from skerry.node.crossing import ChunkReader
+from skerry.node.images import Images, Log, Reader
 from skerry.spec.layers import LayerManifest
 
 T = TypeVar("T")

@@ -110,7 +110,7 @@ async def alive(node: Node, hurry: asyncio.Event | None = None) -> AsyncIterator
             await node.keeper.recall()
             await recover(node)
             node.drain.recall()
-            async with node.idle.working(), node.keeper.working():
+            async with node.idle.working(), node.keeper.working(), node.scrubber.working():
                 yield
         finally:
             await node.keeper.end()

@@ -41,6 +41,7 @@ class Node:
         self.images = parts.images
         self.imports = parts.imports
         self.keeper = parts.keeper
+        self.scrubber = parts.scrubber
         self.blobs = parts.blobs
         self.networks = parts.networks
         self.backends = parts.backends
@@ -85,6 +86,7 @@ class Node:
             "idle_reclaim_refaults_total": self.idle.policy.refaults,
             "tasks": len(self.tasks),
             **self.keeper.gauges(),
+            **self.scrubber.gauges(),
         }
 
     def check_invariants(self) -> None:

@@ -21,6 +21,7 @@ from skerry.node.ledger import Ledger
 from skerry.node.life.owners import Owners
 from skerry.node.life.sandboxes import Sandboxes
 from skerry.node.network import Networks
+from skerry.node.scrubber import Scrubber
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
 
@@ -44,6 +45,7 @@ class Parts:
     images: Images
     imports: Imports
     keeper: Keeper
+    scrubber: Scrubber
     blobs: Blobs | None  # None: no layer is mounted verified here
     networks: Networks
     backends: Mapping[str, Backend]

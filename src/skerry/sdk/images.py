@@ -67,6 +67,13 @@ class AsyncImages:
         path = f"{_path(name)}/verify"
         return await self._transport.call("POST", path, LayerCheck, params=params)
 
+    async def last_check(self, name: str) -> LayerCheck:
+        """Returns what the last check of a layer found, by `verify` or by any node of the store.
+
+        Nodes scrub all layers slowly by themselves. `checked` is "" if parts never were. NotFound.
+        """
+        return await self._transport.call("GET", f"{_path(name)}/verify", LayerCheck)
+
     async def collect(self, *, dry_run: bool = False) -> CollectReport:
         """Removes the bytes that no name, pin, sandbox or lease needs, and says what stays and why.
 

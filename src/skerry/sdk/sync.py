@@ -1179,6 +1179,13 @@ class Images:
         """
         return self._portal.call(self._inner.verify(name, remove_damaged=remove_damaged))
 
+    def last_check(self, name: str) -> LayerCheck:
+        """Returns what the last check of a layer found, by `verify` or by any node of the store.
+
+        Nodes scrub all layers slowly by themselves. `checked` is "" if parts never were. NotFound.
+        """
+        return self._portal.call(self._inner.last_check(name))
+
     def collect(self, *, dry_run: bool = False) -> CollectReport:
         """Removes the bytes that no name, pin, sandbox or lease needs, and says what stays and why.
 

@@ -193,6 +193,7 @@ class MountedLayer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     digest: str
     mode: MountMode = MountMode.TRUSTED
+    damaged: bool = False  # a scrub found so since, and nothing checks what is read of it
 
 
 class RootfsPlan(msgspec.Struct, frozen=True):

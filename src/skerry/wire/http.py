@@ -71,6 +71,7 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | POST images/NAME/collapse | CollapseBody -> stream of StreamEvent, likewise |
 | POST images/NAME/push | PushBody -> stream of StreamEvent (log lines, then pushed) |
 | POST images/NAME/verify?remove= | -> LayerCheck |
+| GET images/NAME/verify | -> LayerCheck of the last one |
 | POST images/NAME/debian | DebianBody -> stream of StreamEvent (log lines, then manifest) |
 | GET connection?owner=OWNER (WebSocket) | the node sends OwnerWelcome; sandboxes made with that \
   owner's header live as long as its lease (decision 21) |

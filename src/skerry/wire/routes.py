@@ -387,6 +387,12 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     Route("DELETE", "/v1/images/{name}/pin", "Takes a pin back.", answer=LayerManifest),
     Route(
+        "GET",
+        "/v1/images/{name}/verify",
+        "Returns what the last check of its bytes found, by whoever it was.",
+        answer=LayerCheck,
+    ),
+    Route(
         "POST",
         "/v1/images/{name}/verify",
         "Reads its bytes again and compares them with its digests.",

@@ -352,6 +352,13 @@ class FakeImages:
     async def remove(self, name: str) -> None:
         self.client.calls.append(("remove", name))
 
+    async def last_check(self, name: str) -> LayerCheck:
+        self.client.calls.append(("last_check", name))
+        found = await self.inspect(name)
+        damage = self.client.damage.get(name, ())
+        checked = "2026-01-02T03:04:05Z" if damage else ""
+        return LayerCheck(name, found.digest, 1 << 20, damage, checked=checked)
+
     async def verify(self, name: str, *, remove_damaged: bool = False) -> LayerCheck:
         self.client.calls.append(("verify", name, remove_damaged))
         found = await self.inspect(name)

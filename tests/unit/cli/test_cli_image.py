@@ -202,6 +202,21 @@ def test_verify_tells_damage_with_its_files_and_ends_with_1() -> None:
         assert "--all" in invoke(client, "image", "verify", *words).stderr
 
 
+def test_verify_last_reads_nothing_and_says_what_was_found_when() -> None:
+    client = FakeClient()
+    for name in ("base/new:1", "base/bad:1"):
+        client.layers[name] = msgspec.structs.replace(manifest(name), digest=name)
+    client.damage["base/bad:1"] = (Damage("sha256:c", "data", "1 chunk", (7,), ("/etc/x",)),)
+    said = invoke(client, "image", "verify", "--last", "--all")
+    assert said.exit_code == 1
+    assert {call[0] for call in client.calls} == {"connect", "last_check"}
+    assert "base/bad:1  DAMAGED  1 MiB  2026-01-02T03:04:05Z" in said.stdout
+    assert "base/new:1  not checked since it was made" in said.stdout
+    assert invoke(client, "image", "verify", "--last", "base/new:1").exit_code == 0
+    refused = invoke(client, "image", "verify", "--last", "--remove-damaged", "base/new:1")
+    assert refused.exit_code == 64, refused.stderr
+
+
 def test_verify_reads_a_layer_of_several_names_once() -> None:
     client = FakeClient()
     client.layers = {name: manifest(name) for name in ("base/a:1", "base/b:1")}

@@ -12,6 +12,9 @@
     gc/rounds/ID!done                    it removes nothing any more
     gc/last                              when the last collection was done
     gc/reserve                           room for a collector on a full disk
+    scrub/checked/HEX                    Checked: what the last scrub of a layer found
+    scrub/damaged/HEX                    Suspect: a layer that is damaged, until it is mended
+    scrub/claims/HEX                     Claim: who scrubs a layer just now, and how far that is
 
 In NAME "/" is written "!". A name too long for a key is written "=" and its sha256: names are read
 from what lies there, never from keys. Directories stay few and flat, so that listing a catalogue is
@@ -41,6 +44,9 @@ AGREED: Final = "gc/agreed"
 DONE: Final = "!done"
 COLLECTED: Final = "gc/last"
 RESERVE: Final = "gc/reserve"
+CHECKED: Final = "scrub/checked/"
+DAMAGED: Final = "scrub/damaged/"
+CLAIMS: Final = "scrub/claims/"
 # What may follow a blob's digits. The chunk list goes first: without it a data blob is not there.
 PARTS: Final = (".chunks", ".profile", ".zst", "")
 
@@ -88,8 +94,13 @@ def pin(digest: str, why: str) -> str:
     return check_key(f"{PINS}{hex_of(digest)}!{why}")
 
 
+def scrub(below: str, digest: str) -> str:
+    """Returns the key of what scrubs keep of a layer below one of their three prefixes."""
+    return f"{below}{hex_of(digest)}"
+
+
 def digest_of(key: str) -> str:
-    """Returns the digest that a manifest's or a pin's key begins with."""
+    """Returns the digest that a manifest's or a pin's key begins with, or a scrub's is of."""
     return f"sha256:{key.rpartition('/')[2].partition('!')[0]}"
 
 

@@ -13,6 +13,7 @@ from skerry.images.scratch import storage_errors
 from skerry.images.store.local import LocalLayers
 from skerry.images.store.relist import relist
 from skerry.images.store.store import LayerStore
+from skerry.images.store.suspects import Suspects
 from skerry.spec.layers import LayerFile, LayerManifest, MountMode, RootfsPlan
 
 _COPIED_BYTES_MAX: Final = 4 << 20  # a larger layer of one blob is read in place
@@ -23,11 +24,16 @@ class Mounting:
     """The part of the library that has layers mounted."""
 
     store: LayerStore
+    suspects: Suspects
     _local: LocalLayers | None
     _verified: bool
 
     def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
-        """Returns where the blobs are; of equal blobs only the topmost stays."""
+        """Returns where the blobs are; of equal blobs only the topmost stays.
+
+        Raises LayerDamaged for a layer that is known to be damaged, and where a blob is gone.
+        """
+        self.suspects.refuse(manifests)
         layers = []
         above: set[str] = set()
         mounted = [layer for manifest in manifests for layer in manifest.layers()]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 import msgspec
 
-from skerry.errors import Conflict, LayerDamaged, NotFound
+from skerry.errors import Conflict, LayerDamaged, NotFound, StorageFailed
 from skerry.images.format.erofs import Log
 from skerry.images.store.collect import Collector
 from skerry.images.store.scrub import Scrub
 from skerry.images.store.store import LayerStore
+from skerry.images.store.suspects import Suspects
 from skerry.spec.layers import (
     CollectReport,
     LayerCheck,
@@ -20,11 +22,14 @@ from skerry.spec.layers import (
     parse_layer_name,
 )
 
+log = logging.getLogger("skerry.images")
+
 
 class Removal:
     """The part of the library that lets layers go. It needs `find`, which raises NotFound."""
 
     store: LayerStore
+    suspects: Suspects
 
     def find(self, name: LayerName) -> LayerManifest:
         """Returns what a name stands for, or the digest that it is pinned to."""
@@ -80,13 +85,23 @@ class Removal:
         StorageFailed.
         """
         manifest = self.manifest_of(name)
-        check = Scrub(self.store).check(manifest)
+        scrub = Scrub(self.store)
+        check = scrub.check(manifest)
+        for layer in manifest.layers():
+            try:
+                self.suspects.record(scrub.layer(layer))
+            except StorageFailed as error:  # a full store can be read all the same
+                log.warning("what a scrub found is not kept: %s", error)
         if check.damage and remove_damaged:
             for damage in check.damage:
                 if damage.part != "manifest":  # the blob itself is right
                     self.store.delete(damage.digest)
             check = msgspec.structs.replace(check, removed=True)
         return check
+
+    def last_check(self, name: str) -> LayerCheck:
+        """Returns what the last scrub of a layer and its parts found, whoever did it; NotFound."""
+        return self.suspects.last(self.manifest_of(name))
 
     def manifest_of(self, name: str) -> LayerManifest:
         """Returns what a name stands for, also if its blobs are gone; raises NotFound."""

@@ -56,7 +56,15 @@ async def verify(node: Node, exchange: Exchange) -> None:
     """POST /v1/images/NAME/verify."""
     exchange.allow("remove")
     name, remove_damaged = _name(exchange), exchange.flag("remove")
-    await exchange.reply(await node.images.verify(name, remove_damaged=remove_damaged))
+    check = await node.images.verify(name, remove_damaged=remove_damaged)
+    await node.scrubber.look()
+    await exchange.reply(check)
+
+
+async def last_check(node: Node, exchange: Exchange) -> None:
+    """GET /v1/images/NAME/verify."""
+    exchange.allow()
+    await exchange.reply(await node.images.last_check(_name(exchange)))
 
 
 async def collect(node: Node, exchange: Exchange) -> None:
