@@ -43,7 +43,7 @@ from pathlib import Path
 from harness import BenchmarkFailedError, RawLog, interleave, percentiles
 from report import Result, run
 from skerry.images.archives.tarimport import ImportLimits, read_tar
-from skerry.images.format import pair
+from skerry.images.format import pair, placing
 from skerry.images.format.chunks import ChunkList, Codec, build_list, pick_chunk
 from skerry.images.format.erofs import Tools, build_image
 from skerry.images.scratch import Spool
@@ -105,7 +105,8 @@ def forms(tree: Tree, spool: Spool, top: Path) -> Iterator[Form]:
     for unit in UNITS:
         place = top / f"pair{unit}"
         place.mkdir()
-        pair.UNIT_BYTES = unit << 10  # type: ignore[misc]
+        placing.UNIT_BYTES = unit << 10  # type: ignore[misc]
+        placing.UNIT_BITS = placing.UNIT_BYTES.bit_length() - 1  # type: ignore[misc]
         began = time.perf_counter()
         made = pair.build_layer(tree, spool, str(place), tools=tools)
         yield Form(place.name, made.path, made.data, build_s=time.perf_counter() - began)

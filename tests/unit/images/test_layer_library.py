@@ -302,7 +302,7 @@ assert not [name for _, _, names in os.walk(top + "/store") for name in names if
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("size", ["6m", "10m", "18m"])  # full while reading, packing, packing
+@pytest.mark.parametrize("size", ["6m", "10m", "15m"])  # full while reading, packing, packing
 def test_full_disk_is_storage_failed_with_nothing_half_visible(
     as_root, tools: Tools, tmp_path: Path, size: str
 ) -> None:

@@ -46,7 +46,7 @@ class InPlace:
         info = lstat(self._cursor.fd, name)
         if info is None or not stat.S_ISREG(info.st_mode) or info.st_size != content.size:
             raise ImageBroken(f"{show(path)} changed while it was read")
-        yield from read_content(self._cursor.fd, name, info, path)
+        yield from read_content(self._cursor.fd, name, info, path, once=True)
 
     def close(self) -> None:
         """Lets go of the directory."""

@@ -79,16 +79,12 @@ def build_image(
     tools: Tools,
     scratch: str,
     compression: str = "none",
-    data: tuple[str, int] | None = None,
     log: Log = lambda _line: None,
 ) -> None:
-    """Writes the EROFS image of a tree to `out`.
+    """Writes the EROFS image of a tree to `out`, with all that the files hold.
 
-    With `data`, a path and a number of bytes, what the files hold goes there in units of so many
-    bytes, equal ones once, and the image has no checksum of its superblock; needs a mkfs.erofs that
-    reads archives. Equal trees and an equal mkfs.erofs give equal bytes. Raises StorageFailed if
-    the disk is full, ImageBroken if mkfs.erofs refuses the tree, Unavailable if it is missing or
-    takes an hour.
+    Equal trees and an equal mkfs.erofs give equal bytes. Raises StorageFailed if the disk is full,
+    ImageBroken if mkfs.erofs refuses the tree, Unavailable if it is missing or takes an hour.
     """
     mkfs = tools.mkfs()
     if compression not in COMPRESSIONS or not {compression} <= {"none", *mkfs.compressors}:
@@ -96,7 +92,6 @@ def build_image(
     options = [*COMPRESSIONS[compression], "-U", str(tree.identity()), "--quiet"]
     if mkfs.reads_tar:
         options += ["-b4096", "-T0", "--mkfs-time", "--ovlfs-strip=0", "--tar=f"]
-        options += _data_options(*data) if data else ()
         chunks = _with_progress(write_tar(tree.entries(spool)), log)
         _run([mkfs.path, *options, out], chunks, scratch, log)
     else:
@@ -113,12 +108,6 @@ def build_image(
             _run([mkfs.path, *options, out, top], iter(()), scratch, log)
             _clear_build_time(out)
     _check_whole(out)
-
-
-def _data_options(path: str, unit_bytes: int) -> tuple[str, ...]:
-    with storage_errors("making a data blob"), open(path, "xb"):
-        pass  # mkfs.erofs opens it, but does not make it
-    return (f"--blobdev={path}", f"--chunksize={unit_bytes}", "-Enosbcrc")
 
 
 def _candidates(cache_dir: str) -> Iterator[str]:

@@ -74,11 +74,12 @@ def open_regular(parent: int, name: bytes, expected: os.stat_result, path: bytes
 
 
 def read_content(
-    parent: int, name: bytes, expected: os.stat_result, path: bytes
+    parent: int, name: bytes, expected: os.stat_result, path: bytes, *, once: bool = False
 ) -> Iterator[bytes]:
     """Gives the bytes of a regular file: as many as `expected` says, or ImageBroken.
 
-    A file that grows meanwhile is read no further; `parent` must stay open.
+    A file that grows meanwhile is read no further; `parent` must stay open. With `once` it is
+    nobody else's to read: its pages do not stay in memory in place of others.
     """
     fd = open_regular(parent, name, expected, path)
     try:
@@ -90,6 +91,8 @@ def read_content(
             offset += len(chunk)
             yield chunk
     finally:
+        if once:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
 
 

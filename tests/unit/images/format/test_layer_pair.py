@@ -30,13 +30,6 @@ def tree_of(spool: Spool, *members: tuple[tarfile.TarInfo, bytes]) -> Tree:
     return read_tar(io.BytesIO(make_tar(*members)), spool, Notes(), ImportLimits())
 
 
-@pytest.fixture
-def pairs(tools: Tools) -> Tools:
-    if not tools.mkfs().reads_tar:
-        pytest.skip("mkfs.erofs is older than 1.8: it makes layers of one blob")
-    return tools
-
-
 def build(tree: Tree, spool: Spool, directory: Path, tools: Tools, **more: object) -> BuiltLayer:
     directory.mkdir()
     return build_layer(tree, spool, str(directory), tools=tools, **more)  # type: ignore[arg-type]
@@ -56,8 +49,8 @@ def sample(spool: Spool) -> Tree:
     )
 
 
-def test_layers_digest_commits_to_the_data_blob(pairs: Tools, spool: Spool, tmp_path: Path) -> None:
-    layer = build(sample(spool), spool, tmp_path / "a", pairs)
+def test_layers_digest_commits_to_the_data_blob(tools: Tools, spool: Spool, tmp_path: Path) -> None:
+    layer = build(sample(spool), spool, tmp_path / "a", tools)
     assert layer.data
     assert layer.chunks
     raw = Path(layer.path).read_bytes()
@@ -66,16 +59,16 @@ def test_layers_digest_commits_to_the_data_blob(pairs: Tools, spool: Spool, tmp_
     assert layer.chunks == build_list(layer.data)
     assert data_digest_of(layer.path) == layer.chunks.content_digest
     assert raw.count(layer.chunks.content_digest[7:].encode()) == 1
-    other = build(tree_of(spool, member("d/big", BIG[:-1] + b"!")), spool, tmp_path / "b", pairs)
+    other = build(tree_of(spool, member("d/big", BIG[:-1] + b"!")), spool, tmp_path / "b", tools)
     assert other.digest != layer.digest
 
 
 def test_equal_trees_give_equal_pairs_whatever_the_codec(
-    pairs: Tools, spool: Spool, tmp_path: Path
+    tools: Tools, spool: Spool, tmp_path: Path
 ) -> None:
-    first = build(sample(spool), spool, tmp_path / "a", pairs)
-    again = build(sample(spool), spool, tmp_path / "b", pairs)
-    packed = build(sample(spool), spool, tmp_path / "c", pairs, codec=Codec.ZSTD)
+    first = build(sample(spool), spool, tmp_path / "a", tools)
+    again = build(sample(spool), spool, tmp_path / "b", tools)
+    packed = build(sample(spool), spool, tmp_path / "c", tools, codec=Codec.ZSTD)
     assert Path(first.path).read_bytes() == Path(again.path).read_bytes()
     assert Path(first.path).read_bytes() == Path(packed.path).read_bytes()
     assert first.data
@@ -90,17 +83,17 @@ def test_equal_trees_give_equal_pairs_whatever_the_codec(
     assert sorted(os.listdir(tmp_path / "c")) == ["data.zst", "metadata"]
 
 
-def test_equal_files_and_holes_are_stored_once(pairs: Tools, spool: Spool, tmp_path: Path) -> None:
-    layer = build(sample(spool), spool, tmp_path / "a", pairs)
+def test_equal_files_and_holes_are_stored_once(tools: Tools, spool: Spool, tmp_path: Path) -> None:
+    layer = build(sample(spool), spool, tmp_path / "a", tools)
     assert layer.chunks
     assert len(BIG) < layer.chunks.size < len(BIG) + 200_000
 
 
-def test_pair_holds_what_was_put_into_it(pairs: Tools, spool: Spool, tmp_path: Path) -> None:
-    fsck = os.path.join(os.path.dirname(pairs.mkfs().path), "fsck.erofs")
+def test_pair_holds_what_was_put_into_it(tools: Tools, spool: Spool, tmp_path: Path) -> None:
+    fsck = os.path.join(os.path.dirname(tools.mkfs().path), "fsck.erofs")
     if not os.path.exists(fsck):
         pytest.skip("there is no fsck.erofs beside mkfs.erofs to unpack with")
-    layer = build(sample(spool), spool, tmp_path / "a", pairs)
+    layer = build(sample(spool), spool, tmp_path / "a", tools)
     out = tmp_path / "out"
     command = [fsck, f"--device={layer.data}", f"--extract={out}", layer.path]
     subprocess.run(command, check=True, capture_output=True)
@@ -133,32 +126,8 @@ def test_layer_that_is_better_one_blob_is(
         assert "one blob" in "".join(said)
 
 
-@pytest.mark.root
-def test_old_mkfs_makes_one_blob_and_says_so(as_root, spool: Spool, tmp_path: Path) -> None:
-    old = Tools("/nonexistent", "/usr/bin/mkfs.erofs")
-    if not os.path.exists("/usr/bin/mkfs.erofs") or old.mkfs().reads_tar:
-        pytest.skip("there is no mkfs.erofs older than 1.8")
-    said: list[str] = []
-    layer = build(sample(spool), spool, tmp_path / "a", old, log=said.append)
-    assert layer.data is None
-    assert "older than 1.8" in "".join(said)
-
-
-def test_mkfs_that_loses_data_is_noticed(pairs: Tools, spool: Spool, tmp_path: Path) -> None:
-    fake = tmp_path / "mkfs.erofs"
-    fake.write_text(
-        f'#!/bin/sh\ncase $1 in --*) exec {pairs.mkfs().path} "$@";; esac\n{pairs.mkfs().path} "$@"\n'
-        'for o; do case $o in --blobdev=*) truncate -s -4096 "${o#*=}";; esac; done\n'
-    )
-    fake.chmod(0o755)
-    with pytest.raises(StorageFailed, match="does not fit"):
-        build(sample(spool), spool, tmp_path / "a", Tools(str(tmp_path), str(fake)))
-
-
 @pytest.fixture(scope="session")
 def whole_pair(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not tools.mkfs().reads_tar:
-        pytest.skip("mkfs.erofs is older than 1.8: it makes layers of one blob")
     directory = tmp_path_factory.mktemp("pair")
     spool = Spool(str(directory))
     layer = build_layer(sample(spool), spool, str(directory), tools=tools)

@@ -176,11 +176,12 @@ def test_import_stops_where_mkfs_cannot_go_on(
 ) -> None:
     fake = tmp_path / "mkfs.erofs"
     fake.write_text(
-        "#!/bin/sh\ncase $1 in --version) echo 'mkfs.erofs (erofs-utils) 1.8.6'; exit;; esac\n"
-        "cat >/dev/null; exit 1\n"
+        "#!/bin/sh\ncase $1 in --version) echo 'mkfs.erofs (erofs-utils) 1.8.6'; exit;; "
+        "--help) echo lz4; exit;; esac\ncat >/dev/null; exit 1\n"
     )
     fake.chmod(0o755)
-    library = ImageLibrary(store, Tools(str(tmp_path / "c"), str(fake)), str(tmp_path / "scratch"))
+    tools, scratch = Tools(str(tmp_path / "c"), str(fake)), str(tmp_path / "scratch")
+    library = ImageLibrary(store, tools, scratch, compression="lz4")  # one blob: mkfs makes it
     with pytest.raises(ImageBroken, match="refuses"):
         import_layout(OciImages(library, str(tmp_path / "cache")), layout)
     assert files_of(store) == []

@@ -29,8 +29,6 @@ def local(tmp_path: Path) -> LocalLayers:
 
 @pytest.fixture
 def node(store: DirectoryStore, tools: Tools, tmp_path: Path, local: LocalLayers) -> ImageLibrary:
-    if not tools.mkfs().reads_tar:
-        pytest.skip("mkfs.erofs is older than 1.8: it makes layers of one blob")
     return ImageLibrary(store, tools, str(tmp_path / "scratch"), local=local)
 
 

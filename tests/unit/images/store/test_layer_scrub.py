@@ -22,8 +22,6 @@ FILES = {f"dir/f{at}": os.urandom(200_000) for at in range(10)}
 
 @pytest.fixture(params=list(Codec))
 def made(request, tools: Tools, tmp_path: Path) -> tuple[ImageLibrary, LayerManifest]:
-    if not tools.mkfs().reads_tar:
-        pytest.skip("mkfs.erofs is older than 1.8: it makes layers of one blob")
     store = DirectoryStore(str(tmp_path / "packed"))
     library = ImageLibrary(store, tools, str(tmp_path / "s"), codec=request.param)
     return library, publish(library)
