@@ -85,6 +85,26 @@ class Knobs:
         return bytes(data)
 
 
+@dataclass
+class Streams(Knobs):
+    """A store that gives ranges piece by piece, and stops after some bytes until it may go on."""
+
+    pause_at: int | None = None  # bytes of a range
+    breaks: int = 0  # so many ranges break off there instead
+    go_on: threading.Event = field(default_factory=threading.Event)
+
+    def stream(self, key: str, offset: int, length: int) -> Iterator[bytes]:
+        """Gives a part of a blob."""
+        data = self.read(key, offset, length)
+        for at in range(0, len(data), 100_000):
+            if self.pause_at is not None and at >= self.pause_at:
+                if self.breaks:
+                    self.breaks -= 1
+                    raise StorageFailed("the connection broke off")
+                self.go_on.wait()
+            yield data[at : at + 100_000]
+
+
 def mount_fuse(path: Path) -> int:
     """Mounts a file system without a server; returns the descriptor of its session."""
     handle = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -139,7 +159,9 @@ def config_of(place: Path, **changes: object) -> LazyConfig:
         "store": str(place / "store"),
         "cache_bytes": 256 << 20,
         "disk_free_min_bytes": 0,
-        "fetch": FetchConfig(range_bytes=CHUNK_BYTES, ahead_bytes=0, wait_s=5.0, threads=4),
+        "fetch": FetchConfig(
+            range_bytes=CHUNK_BYTES, range_max_bytes=0, ahead_bytes=0, wait_s=5.0, threads=4
+        ),
         "server": ServerConfig(threads=2),
         "profile": ProfileConfig(record_s=0.0),
     }

@@ -31,6 +31,7 @@ from lazy_stand import (
     Blob,
     Knobs,
     Stand,
+    Streams,
     blob_of,
     content_of,
     put_list,
@@ -44,7 +45,9 @@ pytestmark = pytest.mark.root
 
 MIB = 1 << 20
 EIO = os.strerror(errno.EIO)
-FETCH = FetchConfig(range_bytes=CHUNK_BYTES, ahead_bytes=0, wait_s=5.0, threads=4)
+FETCH = FetchConfig(
+    range_bytes=CHUNK_BYTES, range_max_bytes=0, ahead_bytes=0, wait_s=5.0, threads=4
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -131,6 +134,44 @@ def test_a_miss_fetches_its_whole_range_but_nothing_twice(tmp_path: Path, blob: 
         read(handle, 7 * CHUNK_BYTES + 9, 2 * CHUNK_BYTES)
         assert stand.source.asked[1:] == [(8 * CHUNK_BYTES, 4 * CHUNK_BYTES)]
         os.close(handle)
+
+
+def test_misses_close_by_are_fetched_in_wider_ranges(tmp_path: Path, blob: Blob) -> None:
+    fetch = replace(FETCH, range_max_bytes=4 * CHUNK_BYTES)
+    with served_one(tmp_path, blob, fetch=fetch) as stand:
+        handle = stand.open(blob)
+        for chunk in (1, 9, 17, 35):
+            read(handle, chunk * CHUNK_BYTES, 10)
+        os.close(handle)
+        asked = [(start // CHUNK_BYTES, size // CHUNK_BYTES) for start, size in stand.source.asked]
+        assert asked == [(1, 1), (8, 2), (16, 4), (32, 4)]
+
+
+def test_a_read_is_answered_before_the_rest_of_its_range_has_come(
+    tmp_path: Path, blob: Blob
+) -> None:
+    source = Streams({blob.name: blob}, pause_at=2 * CHUNK_BYTES)
+    fetch = replace(FETCH, range_bytes=4 * CHUNK_BYTES)
+    with served(tmp_path, source, fetch=fetch) as stand, ThreadPoolExecutor(1) as threads:
+        handle = stand.open(blob)
+        assert read(handle, 10, 100) == blob.content[10:110]
+        last = threads.submit(read, handle, 3 * CHUNK_BYTES, 100)
+        until(lambda: len(stand.process.server._fetcher.waiting) == 1)
+        assert not last.done()
+        source.go_on.set()
+        assert last.result(10) == blob.content[3 * CHUNK_BYTES :][:100]
+        os.close(handle)
+        assert source.asked == [(0, 4 * CHUNK_BYTES)]
+
+
+def test_a_range_that_breaks_off_goes_on_where_it_broke(tmp_path: Path, blob: Blob) -> None:
+    source = Streams({blob.name: blob}, pause_at=2 * CHUNK_BYTES, breaks=1)
+    source.go_on.set()
+    with served(tmp_path, source, fetch=replace(FETCH, range_bytes=4 * CHUNK_BYTES)) as stand:
+        handle = stand.open(blob)
+        assert read(handle, 3 * CHUNK_BYTES, 100) == blob.content[3 * CHUNK_BYTES :][:100]
+        os.close(handle)
+        assert source.asked == [(0, 4 * CHUNK_BYTES), (2 * CHUNK_BYTES, 2 * CHUNK_BYTES)]
 
 
 def test_a_reader_in_order_is_kept_ahead_of(tmp_path: Path, blob: Blob) -> None:

@@ -51,8 +51,9 @@ def bench(app: App, /, *, name: str | None, everything: bool, quick: bool, out: 
 
 
 def names(root: Path) -> list[str]:
-    """Returns the benchmarks of a checkout."""
-    return sorted(path.stem for path in (root / "bench").glob("*.py") if path.stem not in PARTS)
+    """Returns the benchmarks of a checkout; `NAME_part.py` beside `NAME.py` is a part of that one."""
+    stems = {path.stem for path in (root / "bench").glob("*.py")}
+    return sorted(stem for stem in stems - PARTS if stem.rpartition("_")[0] not in stems - PARTS)
 
 
 def run_one(app: App, root: Path, name: str, *, quick: bool, out: str | None) -> int:

@@ -31,6 +31,7 @@ from skerry.images.lazy.stats import Stats
 
 SEGMENT_BYTES: Final = 4 << 20  # no smaller than the largest chunk
 MAX_BYTES_MIN: Final = 64 << 20
+NEAR_BYTES: Final = 64 << 20  # parts of a blob whose misses are counted together
 _ABSENT, _UNSURE, _SURE, _FILLING = 0, 1, 2, 3
 _NAME: Final = re.compile(r"[0-9a-f]{64}")
 _PUNCH: Final = 1 | 2  # KEEP_SIZE, PUNCH_HOLE
@@ -38,9 +39,11 @@ _LOOK_S: Final = 1.0
 
 
 class CachedBlob:
-    """One blob's file. The cache alone changes it, under its lock."""
+    """One blob's file. The cache alone changes it, under its lock; but `missed` is the fetcher's."""
 
-    __slots__ = ("busy", "chunks", "closed", "handle", "name", "number", "per_segment", "states")
+    __slots__ = (
+        "busy", "chunks", "closed", "handle", "missed", "name", "number", "per_segment", "states"
+    )  # fmt: skip
 
     def __init__(self, name: str, number: int, handle: int, chunks: ChunkList) -> None:
         self.name, self.number, self.handle, self.chunks = name, number, handle, chunks
@@ -48,6 +51,7 @@ class CachedBlob:
         self.per_segment = SEGMENT_BYTES // chunks.chunk_bytes
         self.busy = 0  # who uses the handle
         self.closed = False
+        self.missed = bytearray(chunks.size // NEAR_BYTES + 1)
 
     def key(self, chunk: int) -> int:
         """Returns the number of the segment of a chunk, over all blobs."""

@@ -1,8 +1,10 @@
 """Chunks from the store: each fetched once for all who wait for it, in ranges, within a bound.
 
 A read that misses becomes a `Waiter`. A `Flight` is one range of chunks on its way; whoever wants one
-of them joins it. Reads come before what is fetched ahead of a reader, and that before what an earlier
-run touched; the last two never take all threads, and become urgent once somebody waits for them.
+of them joins it. A range is wider the more often it was missed nearby: who reads one file of a package
+reads more of it, and a request costs what a MiB does. Reads come before what is fetched ahead of a
+reader, and that before what an earlier run touched; the last two never take all threads, the very last
+only a quarter while reads wait, and both become urgent once somebody waits for them.
 
 The store is asked again, with growing pauses, as long as somebody waits. A waiter waits `wait_s` at
 most; once the store has failed for that long, others wait only `FAILING_WAIT_S`, until it answers.
@@ -14,40 +16,33 @@ from __future__ import annotations
 
 import errno
 import logging
-import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from skerry.errors import InvalidRequest, LayerDamaged, NotFound
-from skerry.images.lazy.cache import CachedBlob, ChunkCache
+from skerry.errors import InvalidRequest, LayerDamaged
+from skerry.images.lazy.cache import NEAR_BYTES, CachedBlob, ChunkCache
 from skerry.images.lazy.habits import merged
 from skerry.images.lazy.stats import Stats
+from skerry.images.lazy.supply import Source, Supply
 from skerry.images.lazy.waiting import Waiter, Waiting
 
 URGENT, AHEAD, EARLIER = 0, 1, 2
-_PAUSE_S, _PAUSE_MAX_S = 0.05, 2.0
+_PAUSE_S: Final = 0.05
 _JOIN_S: Final = 0.5
+_GAP_BYTES: Final = 1 << 20  # fetched along between two parts that an earlier run touched
 log = logging.getLogger("skerry.blobs")
-
-_CODEC_PART: Final = {"none": "", "zstd": ".zst"}
-
-
-class Source(Protocol):
-    """Where bytes come from: what is needed of `skerry.images.objects.api.Objects`."""
-
-    def read(self, key: str, offset: int, length: int) -> bytes:
-        """Returns a part of an object; blocks; raises NotFound, StorageFailed and others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
     """How the store is read."""
 
-    range_bytes: int = 512 << 10  # fetched at once around a miss, aligned
+    range_bytes: int = 512 << 10  # fetched at once around a first miss, aligned
+    range_max_bytes: int = 4 << 20  # after some misses close by; no more than `range_bytes`: never
     ahead_bytes: int = 16 << 20  # fetched ahead of who reads in order, at most; 0: nothing
     ahead_range_bytes: int = 2 << 20  # at once, of that
     threads: int = 12
@@ -58,8 +53,13 @@ class FetchConfig:
         """Returns itself; InvalidRequest."""
         if not 4096 <= self.range_bytes <= 64 << 20 or not 0 <= self.ahead_bytes <= 256 << 20:
             raise InvalidRequest("range_bytes: 4 KiB to 64 MiB; ahead_bytes: at most 256 MiB")
-        if not 4096 <= self.ahead_range_bytes <= 64 << 20:
-            raise InvalidRequest("ahead_range_bytes: 4 KiB to 64 MiB")
+        if (
+            not 4096 <= self.ahead_range_bytes <= 64 << 20
+            or not 0 <= self.range_max_bytes <= 64 << 20
+        ):
+            raise InvalidRequest(
+                "ahead_range_bytes: 4 KiB to 64 MiB; range_max_bytes: at most 64 MiB"
+            )
         if not 1 <= self.threads <= 128 or not 0 <= self.refetches <= 10:
             raise InvalidRequest("threads: 1 to 128; refetches: at most 10")
         if not 0.1 <= self.wait_s <= 600:
@@ -95,16 +95,19 @@ class Fetcher:
         key_of: Callable[[str, str], str],
         finish: Callable[[Waiter, int], None],
     ) -> None:
-        self._source, self._key_of, self._cache = source, key_of, cache
+        self._cache = cache
         self._config, self._stats = config.check(), stats
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._queues: tuple[deque[_Flight], ...] = (deque(), deque(), deque())
         self._running = [0, 0, 0]
-        self._most = (config.threads, max(1, config.threads // 2), max(1, config.threads // 4))
+        self._most_ahead = max(1, config.threads * 3 // 4)
+        self._widest = max(config.range_bytes, config.range_max_bytes)
+        self._few = max(1, config.threads // 4)
         self._closing = False
         self.waiting = Waiting(self._lock, stats, config.wait_s, finish)
+        self._supply = Supply(source, key_of, stats, self.waiting, self._lock)
         self._threads = [
             threading.Thread(target=self._serve, name=f"fetch-{at}", daemon=True)
             for at in range(config.threads)
@@ -156,10 +159,11 @@ class Fetcher:
 
     def ahead(self, blob: CachedBlob, chunks: Iterable[int], rank: int = AHEAD) -> None:
         """Gets what somebody may want soon, in that order; nothing is told of it."""
-        size = self._config.ahead_range_bytes if rank == AHEAD else self._config.range_bytes
-        step = max(1, size // blob.chunks.chunk_bytes)
+        step, gap = self._chunks(blob, self._config.ahead_range_bytes), 0
+        if rank == EARLIER:
+            step, gap = self._chunks(blob, self._widest), self._chunks(blob, _GAP_BYTES)
         with self._work:
-            for run in merged(self._lacking(blob, chunks), step):
+            for run in merged(self._lacking(blob, chunks), step, gap):
                 for piece in self._pieces(blob, run):
                     self._add(blob, piece, rank)
 
@@ -168,8 +172,16 @@ class Fetcher:
         with self._lock:
             return not self._flights
 
-    def _step(self, blob: CachedBlob) -> int:
-        return max(1, self._config.range_bytes // blob.chunks.chunk_bytes)
+    def _chunks(self, blob: CachedBlob, size: int) -> int:
+        return max(1, size // blob.chunks.chunk_bytes)
+
+    def _step(self, blob: CachedBlob, chunk: int) -> int:
+        """Returns how wide the range around a miss is, and takes note of the miss."""
+        near = chunk * blob.chunks.chunk_bytes // NEAR_BYTES
+        size = self._config.range_bytes << blob.missed[near]
+        if size < self._config.range_max_bytes:
+            blob.missed[near] += 1
+        return self._chunks(blob, min(size, self._widest))
 
     def _lacking(self, blob: CachedBlob, chunks: Iterable[int]) -> list[int]:
         return [chunk for chunk in chunks if self._lacks(blob, chunk)]
@@ -179,12 +191,12 @@ class Fetcher:
 
     def _runs(self, blob: CachedBlob, alone: list[int]) -> list[range]:
         """Widens what is missing to whole ranges, as far as nothing there is here or on its way."""
-        step = self._step(blob)
         runs: list[range] = []
         for chunk in alone:
             if runs and chunk in runs[-1]:
                 continue
             start = end = chunk
+            step = self._step(blob, chunk)
             low, high = chunk // step * step, min((chunk // step + 1) * step, blob.chunks.count)
             while (
                 start > low
@@ -250,28 +262,32 @@ class Fetcher:
         for rank, queue in enumerate(self._queues):
             while queue and (queue[0].running or queue[0].rank != rank):
                 queue.popleft()  # another took it, or it became urgent
-            if queue and self._running[rank] < self._most[rank] and not self._closing:
+            if queue and self._may_run(rank) and not self._closing:
                 return queue.popleft()
         return None
 
+    def _may_run(self, rank: int) -> bool:
+        if rank == URGENT:
+            return True
+        if rank == EARLIER and self._running[URGENT]:
+            return self._running[EARLIER] < self._few
+        return self._running[AHEAD] + self._running[EARLIER] < self._most_ahead
+
     def _fly(self, flight: _Flight) -> None:
-        data = self._read(flight, flight.chunks)
-        if data is None:
-            return
         wrong: list[int] = []
-        chunks, base = (
-            flight.blob.chunks,
-            flight.blob.chunks.stored_span(flight.chunks.start).offset,
-        )
-        for chunk in flight.chunks:
-            span = chunks.stored_span(chunk)
+        for chunk, stored in self._coming(flight, flight.chunks):
             try:
-                piece = data[span.offset - base : span.offset - base + span.length]
-                self._deliver(flight, chunk, chunks.open_chunk(chunk, piece))
+                self._deliver(flight, chunk, flight.blob.chunks.open_chunk(chunk, stored))
             except LayerDamaged:
                 wrong.append(chunk)
         for chunk in wrong:
             self._again(flight, chunk)
+
+    def _coming(self, flight: _Flight, chunks: range) -> Iterator[tuple[int, bytes | memoryview]]:
+        blob = flight.blob
+        return self._supply.chunks(
+            blob.name, blob.chunks, chunks, lambda: not self._closing and flight.wanted()
+        )
 
     def _again(self, flight: _Flight, chunk: int) -> None:
         """Fetches a chunk that came wrong once more, and more often; or gives it up."""
@@ -283,11 +299,11 @@ class Fetcher:
             if tries == self._config.refetches:
                 break
             time.sleep(_PAUSE_S * tries)
-            data = self._read(flight, range(chunk, chunk + 1))
-            if data is None:
+            came = [stored for _, stored in self._coming(flight, range(chunk, chunk + 1))]
+            if not came:
                 return
             try:
-                self._deliver(flight, chunk, chunks.open_chunk(chunk, data))
+                self._deliver(flight, chunk, chunks.open_chunk(chunk, came[0]))
             except LayerDamaged as error:
                 said = error.message
                 continue
@@ -321,43 +337,3 @@ class Fetcher:
         if self._flights.get((flight.blob.number, chunk)) is flight:
             del self._flights[flight.blob.number, chunk]
         return flight.waiting.pop(chunk, [])
-
-    def _read(self, flight: _Flight, chunks: range) -> memoryview | None:
-        """Reads a range from the store, until it comes or nobody waits for it."""
-        lists = flight.blob.chunks
-        first, last = lists.stored_span(chunks.start), lists.stored_span(chunks.stop - 1)
-        key = self._key_of(flight.blob.name, _CODEC_PART[lists.codec])
-        pause = _PAUSE_S
-        while True:
-            try:
-                data = self._source.read(
-                    key, first.offset, last.offset + last.length - first.offset
-                )
-            except NotFound as error:
-                log.error("platform fault: sha256:%s: %s", flight.blob.name, error)  # noqa: TRY400
-                with self._lock:
-                    self._stats.store_failures += 1
-                return None
-            except Exception as error:  # noqa: BLE001 - whatever a client of a store may raise
-                if not self._failed(flight, error):
-                    return None
-                time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-                pause = min(pause * 2, _PAUSE_MAX_S)
-                continue
-            with self._lock:
-                self._stats.fetches += 1
-                self._stats.fetched_bytes += len(data)
-                self.waiting.failing_since = None
-            return memoryview(data)
-
-    def _failed(self, flight: _Flight, error: Exception) -> bool:
-        """Takes note; says whether somebody waits who makes another try worth it."""
-        with self._lock:
-            self._stats.store_failures += 1
-            if self.waiting.failing_since is None:
-                self.waiting.failing_since = time.monotonic()
-                log.warning("the store fails: %s: %s", type(error).__name__, error)
-            if self._closing or not flight.wanted():
-                return False
-            self._stats.retries += 1
-            return True

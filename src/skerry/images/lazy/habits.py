@@ -88,13 +88,20 @@ class Habits:
             return encode_profile(self._order)
 
 
-def merged(chunks: Iterable[int], longest: int) -> Iterator[range]:
-    """Gives the runs of chunks in order of their first one's place in `chunks`, none above `longest`.
+def merged(chunks: Iterable[int], longest: int, gap: int = 0) -> Iterator[range]:
+    """Gives runs that have all of `chunks`, each where its first one stands in them.
 
-    What lies between two wanted chunks of the same range comes along: one request is cheaper than two.
+    No run crosses a multiple of `longest`. Up to `gap` chunks that nobody asked for come along
+    between two that somebody did: one request is cheaper than two.
     """
-    places: dict[int, list[int]] = {}
-    for chunk in chunks:
-        places.setdefault(chunk // longest, []).append(chunk)
-    for group in places.values():
-        yield range(min(group), max(group) + 1)
+    places: dict[int, int] = {}
+    for place, chunk in enumerate(chunks):
+        places.setdefault(chunk, place)
+    runs: list[range] = []
+    for chunk in sorted(places):
+        last = runs[-1] if runs else None
+        if last and chunk - last.stop <= gap and chunk // longest == last.start // longest:
+            runs[-1] = range(last.start, chunk + 1)
+        else:
+            runs.append(range(chunk, chunk + 1))
+    yield from sorted(runs, key=lambda run: min(places.get(chunk, len(places)) for chunk in run))

@@ -26,13 +26,14 @@ import msgspec
 from skerry.errors import Conflict, InvalidRequest, SkerryError
 from skerry.images.lazy.cache import ChunkCache
 from skerry.images.lazy.catalog import Catalog
-from skerry.images.lazy.fetch import Fetcher, Source
+from skerry.images.lazy.fetch import Fetcher
 from skerry.images.lazy.options import LazyOptions
 from skerry.images.lazy.privilege import BLOBS_UID, give_up, name_process
 from skerry.images.lazy.profiles import ProfileFiles
 from skerry.images.lazy.server import Server
 from skerry.images.lazy.stats import Stats
 from skerry.images.lazy.status import StatusSocket
+from skerry.images.lazy.supply import Source
 from skerry.images.objects.directory import DirectoryObjects
 from skerry.images.objects.s3_options import S3Options, is_s3
 from skerry.images.store import keys

@@ -55,7 +55,7 @@ class Patience:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        self._where = where
+        self.where = where
         self._seconds = seconds
         self._clock = clock
         self._hurry = threading.Event()
@@ -87,9 +87,9 @@ class Patience:
                 late = self._clock() + pause > until or self._hurry.is_set() or vain()
                 if late or not failed.trouble.passing:
                     self.failures += 1
-                    raise failed.trouble.error(what, self._where, tries) from None
+                    raise failed.trouble.error(what, self.where, tries) from None
                 if tries == 1:
-                    log.info("%s: %s: %s; trying again", what, self._where, failed.trouble.said)
+                    log.info("%s: %s: %s; trying again", what, self.where, failed.trouble.said)
             self.repeats += 1
             self._sleep(pause)
             wait = min(wait * 2, WAIT_MAX_S)

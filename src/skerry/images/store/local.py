@@ -103,6 +103,14 @@ class LocalLayers:
         names = (name for name in os.listdir(self.root) if name.endswith(_LIST))
         return [f"sha256:{name.removesuffix(_LIST)}" for name in names if not name.startswith(_NEW)]
 
+    def has(self, digest: str) -> bool:
+        """Says whether a metadata blob is here; `metadata` says whether it is right."""
+        return os.path.exists(os.path.join(self.root, _hex(digest)))
+
+    def has_list(self, digest: str) -> bool:
+        """Says whether a chunk list is here; `chunk_list` says whether it is right."""
+        return os.path.exists(os.path.join(self.root, _hex(digest) + _LIST))
+
     def profile(self, digest: str, ask: Callable[[], bytes | None]) -> None:
         """Puts a data blob's profile here if `ask` knows one; asks once, and fails silently.
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from skerry.errors import LayerDamaged, NotFound, SkerryError, Unavailable
 from skerry.images.format.chunks import Codec
 from skerry.images.scratch import storage_errors
 from skerry.images.store.local import LocalLayers
+from skerry.images.store.reads import at_once
 from skerry.images.store.relist import relist
 from skerry.images.store.store import LayerStore
 from skerry.images.store.suspects import Suspects
@@ -34,14 +36,27 @@ class Mounting:
         Raises LayerDamaged for a layer that is known to be damaged, and where a blob is gone.
         """
         self.suspects.refuse(manifests)
-        layers = []
-        above: set[str] = set()
         mounted = [layer for manifest in manifests for layer in manifest.layers()]
-        for manifest in reversed(mounted):
-            if manifest.digest not in above:
-                above.add(manifest.digest)
-                layers.append(self._layer_file(manifest))
-        return RootfsPlan(tuple(reversed(layers)))
+        topmost: dict[str, LayerManifest] = {}
+        for layer in reversed(mounted):
+            topmost.setdefault(layer.digest, layer)
+        layers = tuple(reversed(topmost.values()))
+        self._bring(layers)
+        return RootfsPlan(tuple(map(self._layer_file, layers)))
+
+    def _bring(self, layers: Sequence[LayerManifest]) -> None:
+        """Puts here at once, not one after the other, what the mounts need of a store far away."""
+        local = self._local
+        if local is None or self.store.has_files:
+            return
+        needed: list[Callable[[], object]] = []
+        for one in layers:
+            if not local.has(one.digest):
+                needed.append(partial(self._metadata, one))
+            if one.data_digest is not None and not local.has_list(one.data_digest):
+                needed.append(partial(self._chunk_list, local, one.data_digest))
+                needed.append(partial(self._profile, local, one.data_digest))
+        at_once(needed)
 
     def _layer_file(self, manifest: LayerManifest) -> LayerFile:
         identifier = manifest.digest.removeprefix("sha256:")[:32]
@@ -55,8 +70,11 @@ class Mounting:
     def _lazy_device(self, local: LocalLayers, digest: str) -> str:
         """Puts here what its mount needs; returns where the launcher sees the data blob."""
         self._chunk_list(local, digest)
-        local.profile(digest, lambda: self.store.profile(digest))
+        self._profile(local, digest)
         return f"/blobs/{digest.removeprefix('sha256:')}"
+
+    def _profile(self, local: LocalLayers, digest: str) -> None:
+        local.profile(digest, lambda: self.store.profile(digest))
 
     def _chunk_list(self, local: LocalLayers, digest: str) -> None:
         local.chunk_list(
@@ -109,4 +127,5 @@ class Mounting:
         in_place = in_place or manifest.version < 2
         if self._local is None or (in_place and self.store.has_files):
             return self.store.path(manifest.digest)
-        return self._local.metadata(manifest, lambda: self.store.pieces(manifest.digest))
+        digest, size = manifest.digest, manifest.size_bytes
+        return self._local.metadata(manifest, lambda: self.store.pieces(digest, size))

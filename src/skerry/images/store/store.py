@@ -24,10 +24,10 @@ from skerry.images.format.chunks import ChunkList, Codec
 from skerry.images.format.profile import PROFILE, profile_bytes_max
 from skerry.images.objects.api import Objects, Patient
 from skerry.images.objects.directory import DirectoryObjects
-from skerry.images.scratch import CHUNK_BYTES
 from skerry.images.store import keys
 from skerry.images.store.leases import Leases
 from skerry.images.store.older import convert_version_1
+from skerry.images.store.reads import pieces
 from skerry.images.store.records import Pin, Tag, decode
 from skerry.spec.layers import LayerManifest, LayerName, parse_layer_name
 
@@ -187,13 +187,13 @@ class LayerStore:
         """Says whether it is there."""
         return self.objects.stat(keys.blob(digest, part)) is not None
 
-    def pieces(self, digest: str) -> Iterator[bytes]:
-        """Gives the bytes of a metadata blob, not checked; raises NotFound."""
-        return self._pieces(keys.blob(digest))
+    def pieces(self, digest: str, size: int | None = None) -> Iterator[bytes]:
+        """Gives the bytes of a metadata blob, not checked; raises NotFound (see `reads.pieces`)."""
+        return pieces(self.objects, keys.blob(digest), size)
 
     def chunk_list(self, digest: str) -> Iterator[bytes]:
         """Gives a data blob's chunk list, not checked; raises NotFound."""
-        return self._pieces(keys.blob(digest, LIST))
+        return pieces(self.objects, keys.blob(digest, LIST))
 
     def profile(self, digest: str) -> bytes | None:
         """Returns which chunks of a data blob a first run touched, if that is known; not checked."""
@@ -222,12 +222,6 @@ class LayerStore:
             if digest is not None:
                 sizes[digest] = sizes.get(digest, 0) + found.size
         return (Blob(digest, size) for digest, size in sizes.items())
-
-    def _pieces(self, key: str) -> Iterator[bytes]:
-        offset = 0
-        while piece := self.objects.read(key, offset, CHUNK_BYTES):
-            yield piece
-            offset += len(piece)
 
     def _require(self, layer: LayerManifest) -> None:
         data = layer.data_digest

@@ -79,5 +79,11 @@ def test_profile_of_a_larger_blob_is_none() -> None:
 
 
 def test_merged_ranges_hold_all_chunks_in_order_of_first_need() -> None:
-    runs = list(merged([9, 1, 3, 30, 8], 4))
-    assert runs == [range(8, 10), range(1, 4), range(30, 31)]
+    chunks = [9, 1, 3, 30, 8]
+    assert list(merged(chunks, 4, gap=1)) == [range(8, 10), range(1, 4), range(30, 31)]
+    assert list(merged(chunks, 4)) == [range(8, 10), range(1, 2), range(3, 4), range(30, 31)]
+
+
+def test_merged_ranges_bridge_no_wider_gap_and_keep_to_their_length() -> None:
+    assert list(merged([0, 3, 9], 16, gap=2)) == [range(4), range(9, 10)]
+    assert list(merged(range(6), 4)) == [range(4), range(4, 6)]

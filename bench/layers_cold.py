@@ -1,0 +1,194 @@
+"""Cold start of one large image, and of bursts of smaller ones: on demand beside pulled and unpacked.
+
+`layers.py` says what is measured, and when its clocks start and end.
+"""
+
+import asyncio
+import shutil
+import statistics
+import time
+from typing import Any
+
+from harness import BenchmarkFailedError, RawLog
+from layers_images import BURST, IMAGES, LARGE, MIB, Bench, inside, taken
+from product import STATE
+from report import Result
+
+FAN_OUT = (28, 12, 7, 5, 4, 3, 3, 2)  # 64
+TEST = "python3 -m pytest -q -x -p no:cacheprovider --pyargs {0} 2>&1 || python3 -c 'import {0}'"
+RECORD_S = 15.0
+AT_ONCE = 16
+FAR_LATENCY_S = 0.02
+SANDBOX = {"image": "debian:12", "cpu": 2, "memory": "2GiB"}
+
+
+async def first_result(client: Any, name: str) -> None:
+    """Make a sandbox of a base and a layer, run its test module in it, and end it."""
+    sandbox = await client.sandboxes.create(layers=[f"workspace/{name}"], **SANDBOX)
+    await test(sandbox, name)
+    await sandbox.destroy()
+
+
+async def test(sandbox: Any, name: str) -> float:
+    """Run the test module of an image; return the seconds."""
+    start = time.perf_counter()
+    result = await sandbox.run(TEST.format(IMAGES[name].test), timeout=300)
+    if not result.ok:
+        raise BenchmarkFailedError(f"{name}: {result.text[-400:]} {result.error_text[-400:]}")
+    return time.perf_counter() - start
+
+
+# --- One large image ---
+
+
+async def eager_cold(bench: Bench, far: Any) -> dict[str, float]:
+    """Pull, unpack, run."""
+    tree = bench.scratch / "pulled"
+    far.reset()
+    start = time.perf_counter()
+    objects = bench.objects(far.endpoint)
+    pulls = (asyncio.to_thread(bench.pull, objects, one, tree / one) for one in ("base", LARGE))
+    await asyncio.gather(*pulls)
+    pulled = time.perf_counter()
+    trees = (tree / "base", tree / LARGE)
+    await asyncio.to_thread(inside, trees, TEST.format(IMAGES[LARGE].test))
+    end = time.perf_counter()
+    down, disk = far.counts().down, taken(tree)
+    shutil.rmtree(tree)
+    return {"s": end - start, "run_s": end - pulled, "down": down, "disk": disk}
+
+
+async def demand_cold(bench: Bench, far: Any, *, prefetch: bool) -> dict[str, float]:
+    """Create, run; then the same with all of it here, which is what no fetching could better."""
+    await bench.fresh(bench.config(far.endpoint, prefetch=prefetch))
+    async with bench.node.client() as client:
+        layer = await client.images.inspect(f"workspace/{LARGE}")
+        base = await client.images.inspect("debian:12")
+        size = sum(one.data_bytes + one.size_bytes for one in (layer, base))
+        far.reset()
+        start = time.perf_counter()
+        sandbox = await client.sandboxes.create(layers=[f"workspace/{LARGE}"], **SANDBOX)
+        created = time.perf_counter()
+        await test(sandbox, LARGE)
+        end = time.perf_counter()
+        seen = far.counts()
+        await sandbox.destroy()
+        disk = taken(f"{STATE}/chunks", f"{STATE}/layers")
+        sandbox = await client.sandboxes.create(layers=[f"workspace/{LARGE}"], **SANDBOX)
+        floor = await test(sandbox, LARGE)
+        await sandbox.destroy()
+    return {
+        "s": end - start, "create_s": created - start, "floor_s": floor, "down": seen.down,
+        "requests": seen.requests, "in_flight_max": seen.in_flight_max, "disk": disk, "size": size,
+    }  # fmt: skip
+
+
+async def recorded(bench: Bench, far: Any) -> None:
+    """Let a node run the test once and leave its profile in the store."""
+    await bench.fresh(bench.config(far.endpoint, record_s=RECORD_S))
+    async with bench.node.client() as client:
+        await first_result(client, LARGE)
+        await asyncio.sleep(RECORD_S + 5)
+
+
+async def cold(bench: Bench, far: Any, result: Result, raw: RawLog, rounds: int) -> None:
+    """Measure one large image from nothing, parties in turn."""
+    seen: dict[str, list[dict[str, float]]] = {"eager": [], "demand": [], "prefetch": []}
+    await recorded(bench, far)
+    for number in range(rounds):
+        order = list(seen)
+        for party in order[number % 3 :] + order[: number % 3]:
+            if party == "eager":
+                seen[party].append(await eager_cold(bench, far))
+            else:
+                seen[party].append(await demand_cold(bench, far, prefetch=party == "prefetch"))
+            raw.write(f"{party} cold", number, [seen[party][-1]])
+
+    def middle(party: str, name: str) -> float:
+        return statistics.median(one[name] for one in seen[party])
+
+    size, eager = middle("demand", "size"), middle("eager", "s")
+    result.add("cold_image_mib", size / MIB, "MiB", 1, "higher")
+    result.add_peer("eager", "cold_s", eager)
+    result.add_peer("eager", "fetched_fraction", middle("eager", "down") / size)
+    for party, suffix in (("demand", ""), ("prefetch", "_prefetch")):
+        result.add(f"cold_s{suffix}", middle(party, "s"), "s", rounds, "lower")
+        how = "the same run in a new sandbox, all of it in the node's cache; same node"
+        result.add_floor(f"cold_s{suffix}", middle(party, "floor_s"), how)
+        speedup = eager / middle(party, "s")
+        result.add(f"cold_speedup_vs_eager{suffix}", speedup, "x", rounds, "higher")
+        fetched = middle(party, "down") / size
+        result.add(f"fetched_fraction{suffix}", fetched, "", rounds, "lower")
+        written = middle("eager", "disk") / middle(party, "disk")
+        result.add(f"cold_write_ratio{suffix}", written, "x", rounds, "higher")
+        result.add(f"cold_create_s{suffix}", middle(party, "create_s"), "s", rounds, "lower")
+        result.add(f"cold_requests{suffix}", middle(party, "requests"), "", rounds, "lower")
+
+
+async def far_away(bench: Bench, far: Any, result: Result, raw: RawLog, rounds: int) -> None:
+    """Measure the two of them again over ten times the latency."""
+    far.set(latency_s=FAR_LATENCY_S)
+    seen: dict[str, list[float]] = {"": [], "_prefetch": []}
+    for number in range(rounds):
+        for suffix in sorted(seen, reverse=bool(number % 2)):
+            one = await demand_cold(bench, far, prefetch=bool(suffix))
+            seen[suffix].append(one["s"])
+            raw.write(f"demand{suffix} far", number, [one])
+    for suffix, times in seen.items():
+        result.add(f"cold_s_20ms{suffix}", statistics.median(times), "s", rounds, "lower")
+
+
+# --- A burst ---
+
+
+async def burst(bench: Bench, far: Any, result: Result, raw: RawLog) -> None:
+    """Measure 64 sandboxes over 8 images from nothing, one party after the other."""
+    jobs = [name for name, count in zip(BURST, FAN_OUT, strict=True) for _ in range(count)]
+    theirs = await eager_burst(bench, far, jobs)
+    runs = asyncio.Semaphore(AT_ONCE)
+    await bench.fresh(bench.config(far.endpoint))
+    async with bench.node.client() as client:
+
+        async def demand(name: str) -> None:
+            async with runs:
+                await first_result(client, name)
+
+        far.reset()
+        start = time.perf_counter()
+        await asyncio.gather(*map(demand, jobs))
+        ours = {"s": time.perf_counter() - start, "down": far.counts().down}
+    ours["disk"] = taken(f"{STATE}/chunks", f"{STATE}/layers")
+    raw.write("burst", 0, [ours])
+    raw.write("burst eager", 0, [theirs])
+    result.add("burst_s", ours["s"], "s", len(jobs), "lower")
+    result.add_peer("eager", "burst_s", theirs["s"])
+    result.add("burst_speedup_vs_eager", theirs["s"] / ours["s"], "x", len(jobs), "higher")
+    result.add("burst_write_ratio", theirs["disk"] / ours["disk"], "x", len(jobs), "higher")
+    result.add("burst_fetched_ratio", theirs["down"] / ours["down"], "x", len(jobs), "higher")
+
+
+async def eager_burst(bench: Bench, far: Any, jobs: list[str]) -> dict[str, float]:
+    """Pull each image once, 4 at a time; run at most 16 jobs at once."""
+    objects, tree = bench.objects(far.endpoint), bench.scratch / "pulled"
+    pulls, runs = asyncio.Semaphore(4), asyncio.Semaphore(AT_ONCE)
+    images: dict[str, asyncio.Task[None]] = {}
+
+    async def pull(name: str) -> None:
+        async with pulls:
+            await asyncio.to_thread(bench.pull, objects, name, tree / name)
+
+    async def eager(name: str) -> None:
+        for one in ("base", name):
+            if one not in images:
+                images[one] = asyncio.ensure_future(pull(one))
+        await asyncio.gather(images["base"], images[name])
+        async with runs:
+            trees = (tree / "base", tree / name)
+            await asyncio.to_thread(inside, trees, TEST.format(IMAGES[name].test))
+
+    far.reset()
+    start = time.perf_counter()
+    await asyncio.gather(*map(eager, jobs))
+    found = {"s": time.perf_counter() - start, "down": far.counts().down, "disk": taken(tree)}
+    shutil.rmtree(tree)
+    return found
