@@ -90,6 +90,7 @@ struct launcher {
 	unsigned adopted;
 	char layers[LAYER_TABLE_MAX][65];
 	unsigned layer_count;
+	unsigned layers_mounting; /* jobs under way; with layer_count never above LAYER_TABLE_MAX */
 	int blobs; /* the session at /blobs; -1: there is none, or an earlier launcher had it */
 	enum { UPPER_NONE, UPPER_BTRFS, UPPER_DIR } upper;
 	bool upper_quota;

@@ -110,6 +110,7 @@ static void done(struct job *j, struct job_result *r)
 {
 	struct order *o = j->owner;
 
+	o->launcher->layers_mounting--;
 	if (!r->error) {
 		layer_note(o->launcher, o->request->layers.items[0]);
 		reply_ok(o->launcher, &o->reply, answer());
@@ -162,14 +163,17 @@ void layer_mount(struct launcher *l, struct request *r)
 	}
 	if (!err)
 		err = check(l, r, &f);
-	if (!err && l->layer_count == LAYER_TABLE_MAX)
+	/* One that is not noted could never be unmounted. */
+	if (!err && l->layer_count + l->layers_mounting >= LAYER_TABLE_MAX)
 		err = fail(&f, "layer", -ENOSPC, "%d layers are mounted", LAYER_TABLE_MAX);
 	if (o && !err) {
 		*o = (struct order){l, r, reply};
 		/* In a job: the file may lie on a lazy store that reads from far away. */
 		err = job_start(&l->loop, work, o, done, o, true);
-		if (!err)
+		if (!err) {
+			l->layers_mounting++;
 			return;
+		}
 		fail(&f, "fork", err, "layer");
 	}
 	reply_fail(l, &reply, f.step, f.error, f.text);

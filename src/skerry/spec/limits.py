@@ -22,6 +22,7 @@ LABELS_MAX = 32
 LABEL_BYTES_MAX = 256
 BATCH_MAX = 20_000
 LAYERS_MAX = 32
+MOUNTS_MAX = 64  # of a sandbox: its layers and their parts (native/spawn/request.h)
 CPU_MAX = 1024.0
 CPU_WEIGHT = 100
 CPU_WEIGHT_MAX = 10_000

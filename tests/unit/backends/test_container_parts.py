@@ -22,7 +22,7 @@ from skerry.backends.container.slots import Slot
 from skerry.backends.shared import proc
 from skerry.backends.shared.cgroup import Layout, Limits
 from skerry.backends.shared.launcher import LauncherFailed
-from skerry.errors import InvalidRequest, LayerDamaged, StorageFailed, Unavailable
+from skerry.errors import InvalidRequest, LayerDamaged, Overloaded, StorageFailed, Unavailable
 from skerry.spec.layers import LayerFile, RootfsPlan
 from skerry.wire import plan
 
@@ -93,6 +93,67 @@ async def test_failed_mount_leaves_no_user(number, error):
     mounts.release(tuple(layer.id for layer in LAYERS))
     await mounts.unmount_unused(0.0)
     assert kinds(answers).count("LayerUnmount") == 3
+
+
+class Table(Answers):
+    """A launcher with room for so many layers."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.mounted, self.busy = room, set[str](), set[str]()
+
+    async def __call__(self, request: plan.Request) -> plan.Reply:
+        await asyncio.sleep(0)
+        if isinstance(request, plan.LayerMount):
+            if len(self.mounted) == self.room:
+                full = plan.Failure(error_step="layer", errno=errno.ENOSPC, text="it is full")
+                raise LauncherFailed(request.CODE.name, full)
+            self.mounted.add(request.layer)
+        if isinstance(request, plan.LayerUnmount):
+            if request.layer in self.busy:
+                busy = plan.Failure(error_step="layer", errno=errno.EBUSY)
+                raise LauncherFailed(request.CODE.name, busy)
+            self.mounted.discard(request.layer)
+        return plan.Reply(1, None)
+
+
+def numbered(number: int) -> LayerFile:
+    return LayerFile(f"{number + 4096:032x}", f"sha256:{number}", f"/blobs/{number}")
+
+
+async def test_unused_layers_make_room_the_longest_unused_first():
+    table = Table(40)
+    mounts = LayerMounts(table, LOG)
+    for at in range(100):
+        await mounts.acquire((LAYERS[0], numbered(at)))
+        mounts.release((LAYERS[0].id, numbered(at).id))
+        assert len(mounts) == len(table.mounted)
+    assert {LAYERS[0].id, *(numbered(at).id for at in range(80, 100))} <= table.mounted
+
+
+async def test_where_all_are_in_use_it_is_an_overload_and_passes():
+    table = Table(40)
+    mounts = LayerMounts(table, LOG)
+    asked = [mounts.acquire((LAYERS[0], numbered(at))) for at in range(60)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [one for one in answers if one is not None]
+    assert len(refused) == 60 - 39
+    assert all(isinstance(one, Overloaded) for one in refused)
+    assert {one.fields["limit"] for one in refused} == {"layers_mounted"}
+    assert all(one.fields["retry_after_s"] > 0 for one in refused)
+    [ended] = [numbered(at) for at, one in enumerate(answers) if one is None][:1]
+    mounts.release((LAYERS[0].id, ended.id))
+    await mounts.acquire((LAYERS[0], numbered(99)))
+    assert numbered(99).id in table.mounted
+
+
+async def test_layers_that_cannot_go_are_not_asked_for_ever():
+    table = Table(3)
+    mounts = LayerMounts(table, LOG)
+    mounts.found(tuple(numbered(at).id for at in range(3)))
+    table.mounted = table.busy = {numbered(at).id for at in range(3)}
+    with pytest.raises(Overloaded):
+        await mounts.acquire((numbered(7),))
 
 
 def test_cores_go_to_the_least_used():

@@ -9,6 +9,7 @@ import tarfile
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from images_archives import make_tar, member
 
@@ -332,3 +333,20 @@ def test_store_that_fails_between_blob_and_tag_shows_nothing(
     assert library.list() == ()
     library.collect()
     assert list(store.list()) == []
+
+
+def test_more_layers_and_parts_than_a_sandbox_may_have_are_the_callers_fault(
+    library: ImageLibrary,
+) -> None:
+    base = layer(library, "base/b")
+
+    def named(number: int) -> LayerManifest:
+        return msgspec.structs.replace(base, digest=f"sha256:{number:064x}")
+
+    parts = tuple(named(at) for at in range(40))
+    of_parts = msgspec.structs.replace(base, parts=parts)
+    others = [named(100 + at) for at in range(24)]
+    with pytest.raises(InvalidRequest, match="65 layers with all their parts, at most 64"):
+        library.plan([of_parts, *others])
+    with pytest.raises(NotFound):  # that many would do, but these blobs are not there
+        library.plan([of_parts, *others[:23]])

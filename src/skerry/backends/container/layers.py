@@ -10,13 +10,15 @@ import time
 
 from skerry.backends.container.slots import Ask
 from skerry.backends.shared.launcher import LauncherFailed
-from skerry.errors import LayerDamaged, SkerryError, Unavailable
+from skerry.errors import LayerDamaged, Overloaded, SkerryError, Unavailable
 from skerry.spec.layers import LayerFile
 from skerry.wire import plan
 
 UNUSED_S = 60.0
 VERIFIED = "-v"  # how ids of layers end whose data comes through /blobs
 JANITOR_PAUSE_S = 5.0
+ROOM = 16  # layers that go at once when the launcher's table is full
+RETRY_S = 5.0
 _BROKEN = {
     errno.EINVAL,
     errno.EUCLEAN,
@@ -29,6 +31,11 @@ _BROKEN = {
 
 # The launcher is not to see this place; it was started with other ones.
 _HIDDEN = errno.EACCES
+
+
+def _is_full(error: LauncherFailed) -> bool:
+    """Says whether the launcher has as many layers mounted as it can, not whether a disk is full."""
+    return error.step == "layer" and error.errno == errno.ENOSPC
 
 
 def _told(layer: LayerFile, error: LauncherFailed) -> SkerryError:
@@ -85,7 +92,9 @@ class LayerMounts:
     async def acquire(self, layers: tuple[LayerFile, ...]) -> None:
         """Mounts what is not mounted and counts one user more of each.
 
-        Raises LayerDamaged for blobs that are no layer or gone, else what the launcher's failure is.
+        Where there is no room for more layers, those that nobody uses make some. Raises Overloaded
+        if there are none, LayerDamaged for blobs that are no layer or gone, else what the launcher's
+        failure is.
         """
         taken: list[LayerFile] = []
         try:
@@ -103,10 +112,38 @@ class LayerMounts:
 
     async def _mount(self, layer: LayerFile) -> None:
         request = plan.LayerMount(layer=layer.id, path=layer.path, device=layer.device)
-        try:
-            await self._ask(request)
-        except LauncherFailed as error:
-            raise _told(layer, error) from error
+        while True:
+            try:
+                await self._ask(request)
+            except LauncherFailed as error:
+                if not _is_full(error):
+                    raise _told(layer, error) from error
+                if not await self._make_room():
+                    raise Overloaded(
+                        f"{error}, all for live sandboxes: the node has no room for more different "
+                        "layers at once; end some, or collapse layers that go together",
+                        limit="layers_mounted",
+                        retry_after_s=RETRY_S,
+                    ) from error
+            else:
+                return
+
+    async def _make_room(self) -> bool:
+        """Unmounts layers without users, those first that had none for longest; False: none went."""
+        unused = [
+            (mount.since, layer)
+            for layer, mount in self._mounts.items()
+            if mount.mounted and not mount.users and not mount.lock.locked()
+        ]
+        gone = 0
+        for _, layer in sorted(unused):
+            mount = self._mounts.get(layer)
+            # Another may have come for it meanwhile.
+            if mount is not None and not mount.users and not mount.lock.locked():
+                gone += await self._unmount(layer, mount)
+            if gone == ROOM:
+                break
+        return gone > 0
 
     def release(self, ids: tuple[str, ...]) -> None:
         """Counts one user less of each."""
@@ -120,18 +157,22 @@ class LayerMounts:
         """Unmounts layers without users for that long."""
         limit = time.monotonic() - older_than_s
         for layer, mount in list(self._mounts.items()):
-            if mount.users or mount.since > limit or mount.lock.locked():
-                continue
-            async with mount.lock:
-                try:
-                    await self._ask(plan.LayerUnmount(layer))
-                except (LauncherFailed, SkerryError) as error:
-                    self._log.info("layer %s stays mounted: %s", layer, error)
-                    mount.since = time.monotonic()
-                    continue
-                mount.mounted = False
-            if not mount.users:
-                self._mounts.pop(layer, None)
+            if not mount.users and mount.since <= limit and not mount.lock.locked():
+                await self._unmount(layer, mount)
+
+    async def _unmount(self, layer: str, mount: _Mount) -> bool:
+        """Unmounts one layer; returns whether it is gone. Who comes for it meanwhile mounts it again."""
+        async with mount.lock:
+            try:
+                await self._ask(plan.LayerUnmount(layer))
+            except (LauncherFailed, SkerryError) as error:
+                self._log.info("layer %s stays mounted: %s", layer, error)
+                mount.since = time.monotonic()
+                return False
+            mount.mounted = False
+        if not mount.users:
+            self._mounts.pop(layer, None)
+        return True
 
     async def keep_tidy(self) -> None:
         """Unmounts unused layers until `close`."""

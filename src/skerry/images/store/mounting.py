@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from skerry.errors import LayerDamaged, NotFound, SkerryError, Unavailable
+from skerry.errors import InvalidRequest, LayerDamaged, NotFound, SkerryError, Unavailable
 from skerry.images.format.chunks import Codec
 from skerry.images.scratch import storage_errors
 from skerry.images.store.local import LocalLayers
@@ -17,6 +17,7 @@ from skerry.images.store.relist import relist
 from skerry.images.store.store import LayerStore
 from skerry.images.store.suspects import Suspects
 from skerry.spec.layers import LayerFile, LayerManifest, MountMode, RootfsPlan
+from skerry.spec.limits import MOUNTS_MAX
 
 _COPIED_BYTES_MAX: Final = 4 << 20  # a larger layer of one blob is read in place
 log = logging.getLogger("skerry.images")
@@ -33,13 +34,18 @@ class Mounting:
     def plan(self, manifests: Sequence[LayerManifest]) -> RootfsPlan:
         """Returns where the blobs are; of equal blobs only the topmost stays.
 
-        Raises LayerDamaged for a layer that is known to be damaged, and where a blob is gone.
+        Raises InvalidRequest for more than MOUNTS_MAX layers with their parts, LayerDamaged for one
+        that is known to be damaged, and where a blob is gone.
         """
-        self.suspects.refuse(manifests)
-        mounted = [layer for manifest in manifests for layer in manifest.layers()]
         topmost: dict[str, LayerManifest] = {}
-        for layer in reversed(mounted):
+        for layer in reversed([layer for manifest in manifests for layer in manifest.layers()]):
             topmost.setdefault(layer.digest, layer)
+        if len(topmost) > MOUNTS_MAX:
+            raise InvalidRequest(
+                f"{len(topmost)} layers with all their parts, at most {MOUNTS_MAX}: collapse some that "
+                "go together (skerry image collapse)"
+            )
+        self.suspects.refuse(manifests)
         layers = tuple(reversed(topmost.values()))
         self._bring(layers)
         return RootfsPlan(tuple(map(self._layer_file, layers)))
