@@ -102,6 +102,8 @@ class ImageLibrary(Mounting, Restoring, Removal):
             parse_layer_name(text, LayerKind.BASE if at == 0 else None)
             for at, text in enumerate(names)
         ]
+        if any(name.kind is LayerKind.DISK for name in parsed):
+            raise InvalidRequest("a disk is no layer of a root file system: skerry disk open")
         if len({(name.kind, name.name) for name in parsed}) != len(parsed):
             raise InvalidRequest("the same layer is named twice")
         order = list(LayerKind)
@@ -290,6 +292,8 @@ def new_name(text: str) -> LayerName:
     name = parse_layer_name(text, LayerKind.BASE)
     if name.digest:
         raise InvalidRequest(f"{text!r}: the digest of a new layer is not chosen")
+    if name.kind is LayerKind.DISK:
+        raise InvalidRequest(f"{text!r}: a disk is made by skerry disk create")
     return name
 
 

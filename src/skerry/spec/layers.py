@@ -17,11 +17,12 @@ from skerry.spec.residue import Scrubbed
 
 
 class LayerKind(StrEnum):
-    """What a layer is for; it also fixes the order of composition."""
+    """What a layer is for; it also fixes the order of composition. A disk is no part of a root."""
 
     BASE = "base"
     WORKSPACE = "workspace"
     TOOLKIT = "toolkit"
+    DISK = "disk"
 
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}(?:/[a-z0-9][a-z0-9._-]{0,127})*")
@@ -72,8 +73,16 @@ def commit_name(text: str) -> LayerName:
     name = parse_layer_name(text, LayerKind.BASE)
     if name.digest:
         raise InvalidRequest(f"{text!r}: the digest of a new layer is not chosen")
-    if name.kind is LayerKind.BASE:
+    if name.kind in {LayerKind.BASE, LayerKind.DISK}:
         raise InvalidRequest("a commit holds only what changed: name it workspace/ or toolkit/")
+    return name
+
+
+def disk_name(text: str) -> LayerName:
+    """Returns the name of a block disk, which may be written without its kind; raises InvalidRequest."""
+    name = parse_layer_name(text, LayerKind.DISK)
+    if name.kind is not LayerKind.DISK:
+        raise InvalidRequest(f"{text!r} is no disk: its name begins with disk/")
     return name
 
 
@@ -115,7 +124,8 @@ class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the store knows of a layer. `digest` is the sha256 of the metadata blob.
 
-    Version 2 knows data blobs. `data_digest` is the content digest of `skerry.images.format.chunks`; the
+    Of a block disk it is the sha256 of its map (`skerry.images.format.diskmap`); `parts` are then the
+    snapshots whose data blobs the map still names. Version 2 knows data blobs. `data_digest` is the content digest of `skerry.images.format.chunks`; the
     metadata blob holds it too, so that `digest` stands for every byte. Without it the metadata
     blob is the whole layer.
     """
@@ -124,7 +134,7 @@ class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str
     size_bytes: int  # of the metadata blob
     created: str  # RFC 3339, UTC
-    creator: str  # "debian", "import", "directory", "commit", "build"
+    creator: str  # "debian", "import", "directory", "commit", "build", "disk", "snapshot"
     data_digest: str | None = None  # of the data blob, where metadata and data are apart
     recipe: dict[str, str] = {}
     compression: str = "none"  # inside the metadata blob, by EROFS
@@ -140,6 +150,7 @@ class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     parts: tuple[LayerManifest, ...] = ()  # layers below that belong to it, lowest first
     scrubbed: tuple[Scrubbed, ...] = ()  # residue that a commit left out
     below: tuple[LayerManifest, ...] = ()  # of a commit: what it was made on, lowest first
+    disk_bytes: int = 0  # of a block disk: how large it appears
 
     @property
     def total_bytes(self) -> int:

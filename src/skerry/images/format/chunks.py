@@ -141,7 +141,7 @@ class ChunkList:
     def encode(self) -> bytes:
         """Returns the list as it is stored."""
         head = _HEADER.pack(_MAGIC, _VERSION, _CODES[self.codec], self.chunk_bytes, 0, self.size)
-        return head + self.digests + _little_endian(self.lengths or array("I")).tobytes()
+        return head + self.digests + little_endian(self.lengths or array("I")).tobytes()
 
 
 def list_bytes(size: int, codec: Codec, chunk_bytes: int = CHUNK_BYTES) -> int:
@@ -183,7 +183,7 @@ def _decode(data: bytes) -> ChunkList:
     middle = _HEADER.size + -(-size // chunk_bytes) * _DIGEST_BYTES
     lengths = None
     if codec is Codec.ZSTD:
-        lengths = _little_endian(array("I", data[middle:]))
+        lengths = little_endian(array("I", data[middle:]))
         if lengths and not 0 < min(lengths) <= max(lengths) <= _frame_bytes_max(chunk_bytes):
             raise ValueError("a frame of impossible length")
     return ChunkList(size, data[_HEADER.size : middle], codec, lengths, chunk_bytes)
@@ -291,7 +291,7 @@ def _frame_bytes_max(chunk_bytes: int) -> int:
     return chunk_bytes + (chunk_bytes >> 8) + 1024
 
 
-def _little_endian(numbers: array[int]) -> array[int]:
+def little_endian(numbers: array[int]) -> array[int]:
     """Returns the numbers with their bytes swapped on a big-endian machine."""
     if sys.byteorder == "little":
         return numbers

@@ -135,17 +135,15 @@ def build(config: LazyConfig, fuse: int, source: Source) -> Process:
     return Process(server, cache, profiles, stats, (layers, directory))
 
 
-def open_source(config: LazyConfig) -> Source:
-    """Returns the store, to be read from."""
-    if is_s3(config.store):
+def open_source(store: str, s3: S3Options, wait_s: float) -> Source:
+    """Returns the store, to be read from; a read of ours waits for `wait_s` at most."""
+    if is_s3(store):
         from skerry.images.objects.s3 import S3Objects  # large, and of no use otherwise
 
         # The fetcher repeats, as long as somebody waits; a request that hangs is not all of his time.
-        hasty = min(config.s3.timeout_s, max(1.0, config.fetch.wait_s / 3))
-        return S3Objects(
-            config.store, dataclasses.replace(config.s3, patience_s=0.0, timeout_s=hasty)
-        )
-    return DirectoryObjects(config.store, lag_s=0.0)
+        hasty = min(s3.timeout_s, max(1.0, wait_s / 3))
+        return S3Objects(store, dataclasses.replace(s3, patience_s=0.0, timeout_s=hasty))
+    return DirectoryObjects(store, lag_s=0.0)
 
 
 def take_cache(path: str, uid: int) -> None:
@@ -174,7 +172,9 @@ def run(fuse: int, config: LazyConfig, serving: Callable[[], None]) -> None:
     take_cache(config.cache_dir, BLOBS_UID)
     status = StatusSocket(config.socket, fuse)
     give_up()
-    process = build_patiently(config, fuse, open_source(config))
+    process = build_patiently(
+        config, fuse, open_source(config.store, config.s3, config.fetch.wait_s)
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.server.ended.set())
     process.server.start()

@@ -95,13 +95,18 @@ def read_in(body: memoryview) -> Read:
     return Read(offset, length)
 
 
-def init_out(body: memoryview, request_timeout_s: int) -> bytes:
-    """Returns the answer to INIT, of what both sides know; b"" if the kernel is too old."""
-    major, minor, readahead, flags, flags2 = _INIT_IN.unpack_from(body)
+def init_out(
+    body: memoryview, request_timeout_s: int, write_bytes_max: int = 0, flags: int = 0
+) -> bytes:
+    """Returns the answer to INIT, of what both sides know; b"" if the kernel is too old.
+
+    `flags` are wanted beside those of a read-only file system.
+    """
+    major, minor, readahead, low, high = _INIT_IN.unpack_from(body)
     if major != _MAJOR or minor < 31:
         return b""
-    theirs = flags | flags2 << 32
-    ours = theirs & (_FLAGS | _HAS_RESEND | (_REQUEST_TIMEOUT if request_timeout_s else 0))
+    theirs = low | high << 32
+    ours = theirs & (_FLAGS | flags | _HAS_RESEND | (_REQUEST_TIMEOUT if request_timeout_s else 0))
     return _INIT_OUT.pack(
         _MAJOR,
         _MINOR,
@@ -109,7 +114,7 @@ def init_out(body: memoryview, request_timeout_s: int) -> bytes:
         ours & 0xFFFF_FFFF,
         _BACKGROUND_MAX,
         _BACKGROUND_MAX,
-        _PAGE,  # the longest write: none is made, and it sizes the buffer of requests
+        max(_PAGE, write_bytes_max),  # it sizes the buffer of requests
         1,
         READ_BYTES_MAX // _PAGE,
         0,
@@ -124,20 +129,20 @@ def _attr(node: int, size: int, mode: int) -> bytes:
     return _ATTR.pack(node, size, blocks, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, _PAGE, 0)
 
 
-def entry_out(node: int, size: int) -> bytes:
-    """Returns the answer to LOOKUP of a file."""
-    return _ENTRY.pack(node, 0, FOREVER_S, FOREVER_S, 0, 0) + _attr(node, size, _FILE)
+def entry_out(node: int, size: int, mode: int = _FILE, known_s: int = FOREVER_S) -> bytes:
+    """Returns the answer to LOOKUP of a file; its name need not be asked for again for so long."""
+    return _ENTRY.pack(node, 0, known_s, FOREVER_S, 0, 0) + _attr(node, size, mode)
 
 
-def attr_out(node: int, size: int) -> bytes:
+def attr_out(node: int, size: int, mode: int = _FILE) -> bytes:
     """Returns the answer to GETATTR."""
-    mode = _DIRECTORY if node == ROOT else _FILE
+    mode = _DIRECTORY if node == ROOT else mode
     return _ATTR_HEAD.pack(FOREVER_S, 0, 0) + _attr(node, size, mode)
 
 
-def open_out() -> bytes:
+def open_out(*, keep: bool = True) -> bytes:
     """Returns the answer to OPEN: what is cached stays, for the bytes of a blob are its name."""
-    return _OPEN.pack(0, _KEEP_CACHE, 0)
+    return _OPEN.pack(0, _KEEP_CACHE if keep else 0, 0)
 
 
 def statfs_out() -> bytes:

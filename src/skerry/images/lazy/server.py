@@ -15,25 +15,22 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
-from skerry.errors import InvalidRequest, SkerryError
+from skerry.errors import InvalidRequest
 from skerry.images.format.chunks import ChunkList
 from skerry.images.lazy import protocol
 from skerry.images.lazy.cache import CachedBlob, ChunkCache
 from skerry.images.lazy.catalog import Catalog
 from skerry.images.lazy.fetch import EARLIER, Fetcher
 from skerry.images.lazy.habits import Habits
-from skerry.images.lazy.pipes import Conveyor, FileFailed
+from skerry.images.lazy.loop import FuseLoop
+from skerry.images.lazy.pipes import FileFailed
 from skerry.images.lazy.protocol import Op, Request
 from skerry.images.lazy.stats import Stats
 from skerry.images.lazy.waiting import Waiter
 
 log = logging.getLogger("skerry.blobs")
-
-_AGAIN: Final = {errno.EINTR, errno.EAGAIN, errno.ENOENT}
-_JOIN_S: Final = 0.5
-_ENDED: Final = {errno.ENODEV, errno.ECONNABORTED, errno.ENOTCONN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,7 @@ class Profiles(Protocol):
         """Returns what an earlier run touched, in its order."""
 
 
-class Server:
+class Server(FuseLoop):
     """Serves one session until it ends, or `close`."""
 
     def __init__(
@@ -86,16 +83,12 @@ class Server:
         stats: Stats,
         fetcher_of: Callable[[Callable[[Waiter, int], None]], Fetcher],
     ) -> None:
-        self._fuse, self._catalog, self._cache, self._profiles = fuse, catalog, cache, profiles
-        self._config, self._stats = config.check(), stats
+        super().__init__(fuse, config.check().threads, log, protocol.REQUEST_BYTES_MAX)
+        self._catalog, self._cache, self._profiles = catalog, cache, profiles
+        self._config, self._stats = config, stats
         self._fetcher = fetcher_of(self._finish)
-        self._lock = threading.Lock()
         self._counting = threading.Lock()
         self._mounted: dict[int, Mounted] = {}
-        self._own = threading.local()
-        self.ended = threading.Event()  # the session is over
-        self._threads: list[threading.Thread] = []
-        self._conveyors: list[Conveyor] = []
         self._table: dict[int, Callable[[Request], None]] = {
             Op.LOOKUP: self._lookup,
             Op.GETATTR: self._getattr,
@@ -114,28 +107,13 @@ class Server:
     def start(self) -> None:
         """Takes over what another process left unanswered, and serves from now on."""
         self._fetcher.start()
-        try:
-            os.write(self._fuse, protocol.resend())
-        except OSError as error:  # before Linux 6.9: those reads end when the session does
-            if error.errno in _ENDED:
-                self.ended.set()
-            log.info("requests are not handed out again: %s", error.strerror)
-        self._threads += [
-            threading.Thread(target=self._serve, name=f"serve-{at}", daemon=True)
-            for at in range(self._config.threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._start_serving()
 
     def close(self) -> None:
         """Tells all who wait EIO, and ends the threads, but those that wait for the kernel or store."""
         self.ended.set()
         self._fetcher.close()
-        for thread in self._threads:
-            thread.join(_JOIN_S)
-        with self._lock:
-            for conveyor in self._conveyors:
-                conveyor.close()
+        self._stop_serving()
 
     def mounted(self) -> list[Mounted]:
         """Returns what the kernel knows now."""
@@ -151,47 +129,8 @@ class Server:
             "store_failing": float(self._fetcher.waiting.failing_since is not None),
         }
 
-    # --- threads ---
-
-    def _serve(self) -> None:
-        buffer = bytearray(protocol.REQUEST_BYTES_MAX)
-        view = memoryview(buffer)
-        while not self.ended.is_set():
-            try:
-                length = os.readv(self._fuse, (buffer,))
-            except OSError as error:
-                if error.errno in _AGAIN:
-                    continue
-                if error.errno not in _ENDED:
-                    log.error("reading requests: %s", error)  # noqa: TRY400
-                self.ended.set()
-                return
-            request = protocol.parse(view, length)
-            try:
-                self._table.get(request.op, self._unknown)(request)
-            except SkerryError as error:
-                log.error("platform fault: %s", error)  # noqa: TRY400
-                self._refuse(request.unique, errno.EIO)
-            except Exception:
-                log.exception("request of type %d", request.op)
-                self._refuse(request.unique, errno.EIO)
-
-    def _answer(self, unique: int, data: bytes = b"") -> None:
-        try:
-            os.writev(self._fuse, (protocol.head(unique, len(data)), data))
-        except OSError as error:
-            self._unsent(error)
-
-    def _refuse(self, unique: int, number: int) -> None:
-        try:
-            os.write(self._fuse, protocol.head(unique, error=number))
-        except OSError as error:
-            self._unsent(error)
-
-    def _unsent(self, error: OSError) -> None:
-        """Nobody waits for it any more (ENOENT), or the session is over."""
-        if error.errno not in _ENDED and error.errno != errno.ENOENT:
-            log.error("the kernel refused an answer: %s", error)
+    def _handle(self, request: Request) -> None:
+        self._table.get(request.op, self._unknown)(request)
 
     # --- names ---
 
@@ -298,14 +237,6 @@ class Server:
         finally:
             self._cache.release(cached, wanted)
         return []
-
-    def _conveyor(self) -> Conveyor:
-        found: Conveyor | None = getattr(self._own, "conveyor", None)
-        if found is None:
-            found = self._own.conveyor = Conveyor(self._fuse)
-            with self._lock:
-                self._conveyors.append(found)
-        return found
 
     def _wait(self, waiter: Waiter, missing: list[int]) -> None:
         try:

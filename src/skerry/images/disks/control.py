@@ -1,0 +1,126 @@
+"""The control socket of the disk service: a line of JSON asks, a line answers, for root alone."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from skerry.errors import SkerryError, Unavailable, from_code
+
+log = logging.getLogger("skerry.disks")
+
+_LINE_BYTES_MAX: Final = 64 << 10
+_ANSWER_BYTES_MAX: Final = 16 << 20
+_AT_ONCE: Final = 16
+_TIMEOUT_S: Final = 60.0
+
+
+class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is asked: status, attach, snapshot, close or stop."""
+
+    do: str
+    id: str = ""
+    name: str = ""
+    discard: bool = False
+    force: bool = False
+
+
+class DiskView(msgspec.Struct, frozen=True, kw_only=True):
+    """How an open disk stands."""
+
+    id: str
+    path: str  # of the file that is the disk
+    name: str  # of the snapshot that it is based on
+    digest: str
+    size: int
+    opens: int  # who has it open
+    changed: bool  # there is something that is in no snapshot in the store yet
+    local_bytes: int  # what was written takes on this node
+    packing: tuple[str, ...] = ()  # snapshots taken, on their way to the store
+    failed: dict[str, str] = {}  # snapshots that there will not be, and why
+
+
+class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """How the service stands."""
+
+    pid: int
+    disks: tuple[DiskView, ...]
+    stats: dict[str, float] = {}
+
+
+class _Answer(msgspec.Struct, omit_defaults=True):
+    view: ServiceView | None = None
+    error: tuple[str, str] | None = None
+
+
+class Control:
+    """Answers on a socket that listens; each connection asks once."""
+
+    def __init__(self, listener: socket.socket, answer: Callable[[Request], ServiceView]) -> None:
+        self._listener, self._answer = listener, answer
+        self._allowed = {0, os.geteuid()}
+        self._places = threading.BoundedSemaphore(_AT_ONCE)
+
+    def start(self) -> None:
+        """Answers in threads."""
+        threading.Thread(target=self._accept, name="control", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            self._places.acquire()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                log.error("control socket: %s", error)  # noqa: TRY400
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(_TIMEOUT_S)
+                size = struct.calcsize("3i")
+                peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+                if struct.unpack("3i", peer)[1] in self._allowed:
+                    connection.sendall(msgspec.json.encode(self._result(connection)) + b"\n")
+        finally:
+            self._places.release()
+
+    def _result(self, connection: socket.socket) -> _Answer:
+        with connection.makefile("rb") as file:
+            line = file.readline(_LINE_BYTES_MAX)
+        try:
+            return _Answer(view=self._answer(msgspec.json.decode(line, type=Request)))
+        except SkerryError as error:
+            return _Answer(error=(error.code, error.message))
+        except msgspec.DecodeError as error:
+            return _Answer(error=("invalid_request", f"not understood: {error}"))
+        except OSError as error:
+            return _Answer(error=("storage_failed", f"{error}"))
+
+
+def ask(path: str, request: Request) -> ServiceView:
+    """Asks the service at a socket; raises what it raises, Unavailable if nobody answers there."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_TIMEOUT_S)
+            connection.connect(path)
+            connection.sendall(msgspec.json.encode(request) + b"\n")
+            with connection.makefile("rb") as file:
+                line = file.readline(_ANSWER_BYTES_MAX)
+        answer = msgspec.json.decode(line, type=_Answer)
+    except (OSError, msgspec.DecodeError) as error:
+        raise Unavailable(f"no disk service answers at {path}: {error}") from error
+    if answer.error is not None:
+        raise from_code(*answer.error, {})
+    if answer.view is None:
+        raise Unavailable(f"the disk service at {path} gave no answer")
+    return answer.view
