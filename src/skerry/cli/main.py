@@ -35,6 +35,7 @@ COMMANDS = {
     "commits": ("skerry.cli.commits:commits", "List commits under way and the last ones."),
     "fork": ("skerry.cli.commits:fork", "Make sandboxes that begin with what one has on its disk."),
     "image": ("skerry.cli.image:image", "Build, import, list and remove layers."),
+    "disk": ("skerry.cli.disk:disk", "Make and open block disks, take snapshots of them."),
     "up": ("skerry.cli.up:up", "Start a node in the background, or stop it."),
     "top": ("skerry.cli.top:top", "Watch what sandboxes use."),
     "drain": ("skerry.cli.control:drain", "Empty a node: no new sandboxes, the live ones finish."),

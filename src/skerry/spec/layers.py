@@ -124,10 +124,10 @@ class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the store knows of a layer. `digest` is the sha256 of the metadata blob.
 
-    Of a block disk it is the sha256 of its map (`skerry.images.format.diskmap`); `parts` are then the
-    snapshots whose data blobs the map still names. Version 2 knows data blobs. `data_digest` is the content digest of `skerry.images.format.chunks`; the
+    Version 2 knows data blobs. `data_digest` is the content digest of `skerry.images.format.chunks`; the
     metadata blob holds it too, so that `digest` stands for every byte. Without it the metadata
-    blob is the whole layer.
+    blob is the whole layer. Of a block disk `digest` is the sha256 of its map
+    (`skerry.images.format.diskmap`), and `parts` are the snapshots whose data blobs it still needs.
     """
 
     name: str  # kind/name:tag

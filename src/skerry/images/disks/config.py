@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +13,8 @@ from skerry.images.disks.folding import BLOBS_MAX
 from skerry.images.format import diskmap
 from skerry.images.lazy.options import LazyOptions
 from skerry.images.objects.s3_options import S3Options, is_s3
+from skerry.images.scratch import storage_errors
+from skerry.images.store.removal import DISK_PIN
 from skerry.images.store.store import DirectoryStore, LayerStore
 
 HOLDER_BYTES_MAX: Final = 40
@@ -41,7 +45,7 @@ class ServiceConfig(LazyOptions):
 
     def pin_of(self, disk: str) -> str:
         """Returns why the store keeps what an open disk of this node needs."""
-        return f"disk-{self.holder}-{disk}"
+        return f"{DISK_PIN}{self.holder}-{disk}"
 
     @property
     def socket(self) -> str:
@@ -61,3 +65,17 @@ def open_store(where: str, s3: S3Options) -> LayerStore:
 
         return LayerStore(S3Objects(where, s3))
     return DirectoryStore(where)
+
+
+def holder_of(root: str) -> str:
+    """Returns what a directory of disks is called among all nodes of a store, drawn at the first call.
+
+    Raises StorageFailed.
+    """
+    path = os.path.join(root, "holder")
+    with storage_errors(f"reading {path}"):
+        os.makedirs(root, mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError), open(path, "x", encoding="ascii") as file:
+            file.write(f"d{secrets.token_hex(6)}")
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()

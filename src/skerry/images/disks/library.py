@@ -192,6 +192,7 @@ class Disks:
         wanted = disk_name(name)
         if wanted.digest:
             raise InvalidRequest(f"{name!r}: the digest of a snapshot is not chosen")
+        self.start()
         with _at_rest(frozen) if frozen else contextlib.nullcontext():
             self._ask(Request(do="snapshot", id=disk, name=str(wanted)))
         return None if wait_s is None else self.wait(disk, str(wanted), wait_s)
@@ -218,6 +219,7 @@ class Disks:
 
         Conflict too if it has changes that are in no snapshot, unless they are to be discarded.
         """
+        self.start()
         self._ask(Request(do="close", id=disk, discard=discard, force=force))
         pin = self.config.pin_of(disk)
         for one in list(self._store.pins()):

@@ -75,12 +75,22 @@ class Packer:
             base=volume.state.manifest,
             name=frozen.name,
         )
-        result = self._have_packed(f"{job.disk}.{frozen.overlay}", job)
-        if result is None or volume.closed:
-            return volume.closed
+        path = os.path.join(self._root, "jobs", f"{job.disk}.{frozen.overlay}")
+        result = self._have_packed(path, job)
+        if result is None:
+            return False
+        try:
+            return volume.closed or self._take(volume, frozen, result)
+        finally:
+            for one in (f"{path}.done", path):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(one)
+
+    def _take(self, volume: Volume, frozen: Frozen, result: PackResult) -> bool:
+        """Puts a snapshot below its disk; False: it has to be packed again."""
         if result.manifest is None:
             code, message = result.error or ("unavailable", "it ended by itself")
-            log.error("the snapshot %s of %s: %s", frozen.name, job.disk, message)
+            log.error("the snapshot %s of %s: %s", frozen.name, volume.state.id, message)
             if code in _FINAL:
                 volume.give_up(frozen, message)
             return code in _FINAL
@@ -90,12 +100,11 @@ class Packer:
             self._keep_warm(volume, frozen, result.manifest, base)
         volume.rebase(frozen, result.manifest, base)
         self._blobs.keep(one.view.map for one in self._server.volumes())
-        log.info("packed the snapshot %s of %s", frozen.name, job.disk)
+        log.info("packed the snapshot %s of %s", frozen.name, volume.state.id)
         return True
 
-    def _have_packed(self, name: str, job: PackJob) -> PackResult | None:
+    def _have_packed(self, path: str, job: PackJob) -> PackResult | None:
         """Asks for it, and waits; None at the end of this process."""
-        path = os.path.join(self._root, "jobs", name)
         done = f"{path}.done"
         if not os.path.exists(done):
             state.save(path, job)
@@ -103,11 +112,7 @@ class Packer:
         while not os.path.exists(done):
             if self._server.ended.wait(_POLL_S):
                 return None
-        result = state.load(done, PackResult)
-        for one in (path, done):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(one)
-        return result
+        return state.load(done, PackResult)
 
     def _keep_warm(
         self, volume: Volume, frozen: Frozen, manifest: LayerManifest, new: DiskMap

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -31,6 +32,7 @@ from skerry.images.store.keys import hex_of
 from skerry.images.store.store import LayerStore
 from skerry.spec.layers import LayerManifest, disk_name
 
+_TAKEN_S, _POLL_S = 60.0, 0.1
 _CHUNK_BLOCKS = CHUNK_BYTES // BLOCK_BYTES
 
 
@@ -79,7 +81,7 @@ class Changes:
 def pack(job: PackJob, config: ServiceConfig, store: LayerStore) -> LayerManifest:
     """Returns the snapshot, which is in the store, pinned for the open disk, and known on this node.
 
-    What was pinned for it before is not pinned any more. Raises LayerDamaged, StorageFailed.
+    Raises LayerDamaged, StorageFailed.
     """
     root = config.root
     base = read_map(root, job.base.digest)
@@ -101,10 +103,14 @@ def pack(job: PackJob, config: ServiceConfig, store: LayerStore) -> LayerManifes
     put(map_path(root, manifest.digest), made.map.encode())
     if made.chunks is not None:
         put(list_path(root, made.chunks.content_digest), made.chunks.encode())
-    for one in list(store.pins()):
-        if one.why == pin and one.digest not in {manifest.digest, job.base.digest}:
-            store.unpin(one.digest, pin)
     return manifest
+
+
+def unpin_others(store: LayerStore, pin: str, needed: str) -> None:
+    """Lets go of what an open disk was based on before."""
+    for one in list(store.pins()):
+        if one.why == pin and one.digest != needed:
+            store.unpin(one.digest, pin)
 
 
 class _Cache:
@@ -136,15 +142,30 @@ def main() -> None:
     try:
         store = open_store(config.store, config.s3)
         try:
-            manifest = pack(state.load(path, PackJob), config, store)
+            _work(path, config, store)
         finally:
             store.leases.drop()
-        result = PackResult(manifest=manifest)
     except SkerryError as error:
-        result = PackResult(error=(error.code, error.message))
+        _tell(path, PackResult(error=(error.code, error.message)))
     except OSError as error:
-        result = PackResult(error=("storage_failed", f"packing a snapshot: {error}"))
-    state.save(f"{path}.done", result)
+        _tell(path, PackResult(error=("storage_failed", f"packing a snapshot: {error}")))
+
+
+def _work(path: str, config: ServiceConfig, store: LayerStore) -> None:
+    job = state.load(path, PackJob)
+    manifest = pack(job, config, store)
+    _tell(path, PackResult(manifest=manifest))
+    # The service takes the job away when the disk is based on the snapshot.
+    until = time.monotonic() + _TAKEN_S
+    while os.path.exists(path) and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    if not os.path.exists(path):
+        unpin_others(store, config.pin_of(job.disk), manifest.digest)
+
+
+def _tell(path: str, result: PackResult) -> None:
+    if os.path.exists(path):
+        state.save(f"{path}.done", result)
 
 
 def _end_with_input() -> None:

@@ -158,7 +158,9 @@ class Volume:
                     self.failures[one.name] = "the host stopped before it was on the disk"
             kept = tuple(one for one in disk.frozen if one.safe)
             disk = msgspec.structs.replace(disk, boot=boot, frozen=kept)
-        self._save(disk)
+            self._save(disk)
+        # Otherwise nothing is written: a full disk can be read all the same.
+        self.state = disk
 
     @property
     def size(self) -> int:

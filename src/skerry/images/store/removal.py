@@ -23,6 +23,7 @@ from skerry.spec.layers import (
 )
 
 log = logging.getLogger("skerry.images")
+DISK_PIN = "disk-"  # a pin for what an open disk needs: then the node and the disk
 
 
 class Removal:
@@ -52,10 +53,13 @@ class Removal:
                 gone.append(current)  # a removal that was cut off took its own manifest
         if not gone:
             self.find(wanted)
-        pinned = {pin.digest for pin in self.store.pins()}
+        pinned = {pin.digest: pin.why for pin in self.store.pins()}
         for manifest in gone:
             if manifest.digest in in_use:
                 raise Conflict(f"{manifest.name} is in use by a sandbox", digest=manifest.digest)
+            if pinned.get(manifest.digest, "").startswith(DISK_PIN):
+                node = pinned[manifest.digest].removeprefix(DISK_PIN)
+                raise Conflict(f"{manifest.name} is open on a node, as {node}: skerry disk close")
             if manifest.digest in pinned:
                 pin = f"{tagged}@{manifest.digest}"
                 raise Conflict(f"{manifest.name} is pinned: skerry image unpin {pin}")

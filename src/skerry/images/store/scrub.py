@@ -19,6 +19,7 @@ import msgspec
 from skerry.errors import ImageBroken, LayerDamaged, NotFound
 from skerry.images.archives.tarimport import ImportLimits
 from skerry.images.format.chunks import ChunkList, Span
+from skerry.images.format.diskmap import decode_map
 from skerry.images.format.erofsread import files_at
 from skerry.images.format.pair import data_digest_in
 from skerry.images.store import keys
@@ -88,7 +89,7 @@ class Scrub:
         metadata, named = None, layer.data_digest
         try:
             metadata = self._metadata(layer)
-            named = data_digest_in(io.BytesIO(metadata), layer.digest)
+            named = _named(metadata, layer)
         except (LayerDamaged, NotFound) as error:
             yield Damage(layer.digest, "metadata", error.message)
         if named != layer.data_digest:
@@ -198,6 +199,15 @@ class Scrub:
         if path is not None:
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _named(metadata: bytes, layer: LayerManifest) -> str | None:
+    """Returns which data blob the metadata says is the layer's; raises LayerDamaged."""
+    if not layer.disk_bytes:
+        return data_digest_in(io.BytesIO(metadata), layer.digest)
+    blobs = {blob.digest for blob in decode_map(metadata, layer.digest).blobs}
+    # A disk without data of its own has that of its parts.
+    return layer.data_digest if layer.data_digest in blobs else next(iter(blobs), None)
 
 
 def _good(chunks: ChunkList, chunk: int, stored: bytes | memoryview) -> bool:

@@ -1,0 +1,88 @@
+"""A disk is no layer of a root file system, and nothing that makes layers makes one."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from skerry.errors import Conflict, InvalidRequest, NotFound
+from skerry.images.disks.config import ServiceConfig, holder_of
+from skerry.images.disks.library import Disks
+from skerry.images.disks.state import check_id
+from skerry.images.format.erofs import Tools
+from skerry.images.library import ImageLibrary
+from skerry.spec.layers import commit_name, disk_name
+
+CHUNK = 256 << 10
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Disks:
+    root, store = str(tmp_path / "disks"), str(tmp_path / "store")
+    return Disks(ServiceConfig(root=root, store=store, holder="t"))
+
+
+def test_disk_is_refused_wherever_a_layer_is_meant(disks: Disks, tmp_path: Path) -> None:
+    disks.create("d", CHUNK)
+    library = ImageLibrary(disks._store, Tools(), str(tmp_path / "scratch"))
+    for names in (["disk/d"], ["base/none", "disk/d"]):
+        with pytest.raises(InvalidRequest, match="no layer of a root"):
+            library.resolve(names)
+    with pytest.raises(InvalidRequest, match="skerry disk create"):
+        library.import_tar("disk/d", io.BytesIO())
+    with pytest.raises(InvalidRequest):
+        commit_name("disk/d")
+    with pytest.raises(InvalidRequest):
+        disk_name("workspace/d")
+
+
+def test_image_of_a_file_is_stored_without_its_zeros(disks: Disks, tmp_path: Path) -> None:
+    source = tmp_path / "raw"
+    with source.open("wb") as file:
+        file.write(b"a" * 700)
+        file.seek(40 * CHUNK)
+        file.write(bytes(CHUNK))  # zeros that are no hole
+        file.write(b"end")
+    made = disks.create("disk/raw:1", 50 * CHUNK, source=str(source))
+    assert (made.disk_bytes, made.data_bytes) == (50 * CHUNK, 2 * CHUNK)
+    assert disks.find("raw:1") == made
+    assert [one.name for one in disks.list()] == ["disk/raw:1"]
+    assert disks.flatten("raw:1") == made  # it is one blob
+    with pytest.raises(Conflict):
+        disks.create("raw:1", CHUNK)
+    with pytest.raises(NotFound):
+        disks.find("raw:2")
+    with pytest.raises(InvalidRequest):
+        disks.create("nothing", 0)
+
+
+def test_verify_finds_a_flipped_bit_in_a_disk(disks: Disks, tmp_path: Path) -> None:
+    source = tmp_path / "raw"
+    source.write_bytes(b"a" * 700)
+    made = disks.create("v", source=str(source))
+    library = ImageLibrary(disks._store, Tools(), str(tmp_path / "scratch"))
+    assert library.verify("disk/v").damage == ()
+    for digest, suffix, part in ((made.data_digest, ".zst", "data"), (made.digest, "", "metadata")):
+        digits = str(digest).removeprefix("sha256:")
+        path = tmp_path / "store" / "blobs" / "sha256" / digits[:2] / f"{digits}{suffix}"
+        content = path.read_bytes()
+        path.chmod(0o600)
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert part in {one.part for one in library.verify("disk/v").damage}
+        path.write_bytes(content)
+    assert library.verify("disk/v").damage == ()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "A", "-a", "a..b", "a" * 64, "a\n", "ä"])
+def test_names_of_open_disks_that_are_none(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        check_id(name)
+
+
+def test_directory_of_disks_keeps_its_name(tmp_path: Path) -> None:
+    first = holder_of(str(tmp_path / "a"))
+    assert holder_of(str(tmp_path / "a")) == first != holder_of(str(tmp_path / "b"))
+    with pytest.raises(InvalidRequest):
+        ServiceConfig(root=str(tmp_path), store=str(tmp_path), holder="../x").check()
