@@ -221,6 +221,7 @@ def test_trim_frees_room_here_and_in_the_next_snapshot(rig: Rig) -> None:
     assert first.stored_bytes < 8 * MIB
     assert second.stored_bytes > 60 * MIB
     assert third.total_bytes < 8 * MIB  # what no chunk of it needs is not named any more
+    assert rig.library().verify("disk/trim:3").damage == ()
 
 
 def write_until_full(handle: int) -> None:

@@ -205,9 +205,9 @@ def _named(metadata: bytes, layer: LayerManifest) -> str | None:
     """Returns which data blob the metadata says is the layer's; raises LayerDamaged."""
     if not layer.disk_bytes:
         return data_digest_in(io.BytesIO(metadata), layer.digest)
-    blobs = {blob.digest for blob in decode_map(metadata, layer.digest).blobs}
-    # A disk without data of its own has that of its parts.
-    return layer.data_digest if layer.data_digest in blobs else next(iter(blobs), None)
+    disk = decode_map(metadata, layer.digest)
+    own = {blob.digest for blob in disk.blobs} & {layer.data_digest}
+    return next(iter(own), None)  # without data of its own it has that of its parts
 
 
 def _good(chunks: ChunkList, chunk: int, stored: bytes | memoryview) -> bool:
