@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +22,8 @@ _LINE_BYTES_MAX: Final = 64 << 10
 _ANSWER_BYTES_MAX: Final = 16 << 20
 _AT_ONCE: Final = 16
 _TIMEOUT_S: Final = 60.0
+_RESTART_S, _PAUSE_S = 30.0, 0.1
+_REPEATABLE: Final = {"status", "attach"}
 
 
 class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -108,17 +111,35 @@ class Control:
 
 
 def ask(path: str, request: Request) -> ServiceView:
-    """Asks the service at a socket; raises what it raises, Unavailable if nobody answers there."""
+    """Asks the service at a socket; raises what it raises, Unavailable if nobody answers there.
+
+    While one service has died and the next one comes, what may be asked twice is.
+    """
+    until = time.monotonic() + (_RESTART_S if request.do in _REPEATABLE else 0.0)
+    while True:
+        try:
+            return _ask(path, request)
+        except (ConnectionResetError, BrokenPipeError, EOFError) as error:
+            if time.monotonic() >= until:
+                raise Unavailable(f"the disk service at {path} ended without an answer") from error
+        except OSError as error:
+            raise Unavailable(f"no disk service answers at {path}: {error}") from error
+        time.sleep(_PAUSE_S)
+
+
+def _ask(path: str, request: Request) -> ServiceView:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_TIMEOUT_S)
+        connection.connect(path)
+        connection.sendall(msgspec.json.encode(request) + b"\n")
+        with connection.makefile("rb") as file:
+            line = file.readline(_ANSWER_BYTES_MAX)
+    if not line:
+        raise EOFError
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_TIMEOUT_S)
-            connection.connect(path)
-            connection.sendall(msgspec.json.encode(request) + b"\n")
-            with connection.makefile("rb") as file:
-                line = file.readline(_ANSWER_BYTES_MAX)
         answer = msgspec.json.decode(line, type=_Answer)
-    except (OSError, msgspec.DecodeError) as error:
-        raise Unavailable(f"no disk service answers at {path}: {error}") from error
+    except msgspec.DecodeError as error:
+        raise Unavailable(f"the disk service at {path} is not of this version: {error}") from error
     if answer.error is not None:
         raise from_code(*answer.error, {})
     if answer.view is None:
