@@ -32,10 +32,11 @@ from skerry.images.disks.packer import Packer
 from skerry.images.disks.server import DiskServer
 from skerry.images.disks.volume import Volume, open_volume
 from skerry.images.lazy.cache import ChunkCache
-from skerry.images.lazy.fetch import Fetcher, Source
+from skerry.images.lazy.fetch import Fetcher
 from skerry.images.lazy.main import open_source
 from skerry.images.lazy.privilege import give_up, name_process
 from skerry.images.lazy.stats import Stats
+from skerry.images.lazy.supply import Source
 from skerry.images.store import keys
 from skerry.spec.layers import disk_name
 
