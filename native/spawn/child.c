@@ -89,7 +89,7 @@ static int do_work(struct child *c, const struct step *s)
 static int do_snapshot(struct child *c, const struct step *s)
 {
 	int fd = c->i->launcher->upper_fd;
-	int err = upper_snapshot(fd, s->b, s->a, false);
+	int err = upper_copy(fd, s->b, s->a);
 
 	return err ? err : upper_rework(fd, s->a);
 }

@@ -190,7 +190,7 @@ int pool_mount(const char *path, bool btrfs, struct job_result *r);
 /* A spare one will do unless it is to be limited. */
 int upper_make(struct launcher *l, const char *id, uint64_t uid_base, bool spare);
 int upper_limit(struct launcher *l, const char *id, uint64_t bytes);
-int upper_snapshot(int upper_fd, const char *from, const char *to, bool readonly);
+int upper_copy(int upper_fd, const char *from, const char *to);
 int upper_rework(int upper_fd, const char *id);
 /* -ENOENT if there is none. */
 int upper_remove(struct launcher *l, const char *id);

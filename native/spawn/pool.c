@@ -59,6 +59,11 @@ static int mount_image(const char *path, struct job_result *r)
 		return job_fail(r, "loop", loop);
 	fs = sys_fsopen("btrfs");
 	err = fs < 0 ? fs : sys_fsconfig(fs, FSCONFIG_SET_STRING, "source", device, 0);
+	/* After a loss of the host the image is made anew: nothing in it has to reach the disk in any
+	 * order. With barriers each snapshot would wait for a sync of the disk below, and so for what
+	 * others write there. A kernel that refuses the option works all the same. */
+	if (!err)
+		sys_fsconfig(fs, FSCONFIG_SET_FLAG, "nobarrier", NULL, 0);
 	if (!err)
 		err = sys_fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
 	if (err)

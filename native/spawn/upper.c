@@ -81,7 +81,7 @@ int upper_limit(struct launcher *l, const char *id, uint64_t bytes)
 	return ioctl(dir, BTRFS_IOC_QGROUP_LIMIT, &args) < 0 ? -errno : 0;
 }
 
-int upper_snapshot(int upper_fd, const char *from, const char *to, bool readonly)
+static int snapshot(int upper_fd, const char *from, int into, const char *to, bool readonly)
 {
 	close_auto int source = open_at(upper_fd, from, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
 	struct btrfs_ioctl_vol_args_v2 args = {
@@ -92,7 +92,49 @@ int upper_snapshot(int upper_fd, const char *from, const char *to, bool readonly
 	if (source < 0)
 		return source;
 	snprintf(args.name, sizeof(args.name), "%s", to);
-	return ioctl(upper_fd, BTRFS_IOC_SNAP_CREATE_V2, &args) < 0 ? -errno : 0;
+	return ioctl(into, BTRFS_IOC_SNAP_CREATE_V2, &args) < 0 ? -errno : 0;
+}
+
+static void place_of(char *text, size_t size, const char *id)
+{
+	snprintf(text, size, ".at-%s", id);
+}
+
+/* What a copy that was broken off has left. */
+static void copy_clear(int upper_fd, const char *id)
+{
+	char place[PATH_TEXT_MAX + 1];
+
+	place_of(place, sizeof(place), id);
+	{
+		close_auto int dir = open_at(upper_fd, place, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+
+		if (dir < 0)
+			return;
+		subvolume(dir, BTRFS_IOC_SNAP_DESTROY, id);
+	}
+	unlinkat(upper_fd, place, AT_REMOVEDIR);
+}
+
+/* A snapshot holds its parent directory's lock until the file system has committed. Made in one directory
+ * n copies cost n commits, one after another; in a directory each they share one or two. */
+int upper_copy(int upper_fd, const char *from, const char *to)
+{
+	char place[PATH_TEXT_MAX + 1];
+	int err;
+
+	place_of(place, sizeof(place), to);
+	if (mkdirat(upper_fd, place, 0700) < 0 && errno != EEXIST)
+		return -errno;
+	{
+		close_auto int dir = open_at(upper_fd, place, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+
+		err = dir < 0 ? dir : snapshot(upper_fd, from, dir, to, false);
+		if (!err && renameat(dir, to, upper_fd, to) < 0)
+			err = -errno;
+	}
+	copy_clear(upper_fd, to);
+	return err;
 }
 
 /* Makes a copied upper mountable: a volatile overlay refuses a work directory that was used. */
@@ -157,6 +199,7 @@ int upper_remove(struct launcher *l, const char *id)
 		return -ENOENT;
 	if (l->upper == UPPER_DIR)
 		return trash_put(l, id);
+	copy_clear(l->upper_fd, id);
 	if (!keep_spare(l, id))
 		return 0;
 	return subvolume(l->upper_fd, BTRFS_IOC_SNAP_DESTROY, id);
@@ -180,6 +223,8 @@ static int upper_take(struct launcher *l, bool btrfs)
 	while (dir && (e = readdir(dir))) {
 		unsigned n;
 
+		if (btrfs && !strncmp(e->d_name, ".at-", 4))
+			copy_clear(fd, e->d_name + 4);
 		if (!btrfs || sscanf(e->d_name, ".pool-%u", &n) != 1)
 			continue;
 		if (l->pool_count < POOL_MAX)
@@ -305,7 +350,8 @@ void upper_close(struct launcher *l)
 static int copy(void *arg, struct job_result *r)
 {
 	const struct order *o = arg;
-	int err = upper_snapshot(o->launcher->upper_fd, o->request->instance, o->request->text, true);
+	int fd = o->launcher->upper_fd;
+	int err = snapshot(fd, o->request->instance, fd, o->request->text, true);
 
 	return err ? job_fail(r, "snapshot", err) : 0;
 }

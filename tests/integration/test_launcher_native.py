@@ -302,6 +302,46 @@ def test_snapshot_in_another_range_of_ids_belongs_to_that_range(launcher: Launch
     launcher.ok(plan.UpperDrop("kept"))
 
 
+def test_copies_are_made_at_once_and_leave_nothing_beside_them(launcher: Launcher) -> None:
+    """Each is made in a directory of its own, for a snapshot holds its directory's lock."""
+    slots = range(2, 6)
+    for slot in slots:
+        launcher.slot(slot)
+    launcher.start("a", 0)
+    assert launcher.say("a", "deep 1") == b"0"
+    launcher.ok(plan.UpperSnapshot(instance="a", text="kept"))
+    wanted = [launcher.plan(f"c{slot}", slot, upper_from="kept") for slot in slots]
+    assert [reply.failure for reply in launcher.ask(*wanted)] == [None] * len(slots)
+    no_room = launcher.failure(launcher.plan("b", 1, upper_from="kept", disk_bytes=1))
+    assert no_room.error_step == "overlay"
+    assert all(launcher.inside(f"upper/c{slot}/u/tmp/d").is_dir() for slot in slots)
+    assert launcher.uppers() == {"a", "kept", *(f"c{slot}" for slot in slots)}
+    assert not list(launcher.inside("upper").glob(".at-*"))
+    for name in ("a", *(f"c{slot}" for slot in slots)):
+        launcher.stop(name)
+    launcher.ok(plan.UpperDrop("kept"))
+
+
+def test_what_a_copy_left_that_was_killed_goes(launcher: Launcher) -> None:
+    """With its sandbox, and what nobody knows of with the next launcher."""
+    upper = launcher.inside("upper")
+
+    def broken_off(name: str) -> None:
+        (upper / f".at-{name}").mkdir()
+        made = [*("btrfs", "subvolume", "create"), upper / f".at-{name}" / name]
+        subprocess.run(made, check=True, capture_output=True)
+
+    launcher.start("a", 0)
+    broken_off("a")
+    launcher.stop("a")
+    assert not list(upper.glob(".at-*"))
+    broken_off("b")
+    launcher.process.kill()
+    launcher.process.wait()
+    launcher.begin()
+    assert not list(launcher.inside("upper").glob(".at-*"))
+
+
 def test_plain_directories_serve_without_limits_and_deep_trees_go(
     make: Callable[..., Launcher],
 ) -> None:
