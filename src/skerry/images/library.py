@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -43,6 +44,7 @@ from skerry.spec.layers import (
 )
 from skerry.spec.residue import check_rules
 
+_log = logging.getLogger("skerry.images")
 _PROGRESS_S = 5.0
 
 
@@ -110,15 +112,19 @@ class ImageLibrary(Mounting, Restoring, Removal):
         return sorted(parsed, key=lambda name: order.index(name.kind))
 
     def list(self) -> tuple[LayerManifest, ...]:
-        """Returns what each name stands for now, sorted by name."""
-        return tuple(self.store.catalogue())
+        """Returns what each name stands for now, sorted by name; damaged ones only the log has."""
+        return tuple(self.store.catalogue(damaged=_damaged))
 
     def inspect(self, name: str) -> LayerManifest:
         """Returns the manifest of a name, which may be pinned by digest; raises NotFound."""
         return self.find(parse_layer_name(name, LayerKind.BASE))
 
     def tidy(self, in_use: Collection[str] = ()) -> None:
-        """Removes this node's copies of metadata that no digest of `in_use` needs, if they are old."""
+        """Removes this node's copies of metadata that no digest of `in_use` needs, if they are old.
+
+        Also what processes that were killed left in the scratch directory.
+        """
+        sweep(self._scratch_dir)
         if self._local is not None:
             needed = {
                 blob
@@ -280,11 +286,15 @@ class ImageLibrary(Mounting, Restoring, Removal):
         return manifest
 
     def _not_found(self, name: LayerName) -> NotFound:
-        known = [one.name for one in self.store.catalogue()]
+        known = [one.name for one in self.list()]
         wanted = f"{name.kind}/{name.name}:{name.tag}"
         close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
         hint = f"; close: {', '.join(close)}" if close else ""
         return NotFound(f"there is no layer {name}{hint}. {_how_to_build(name)}", close=close)
+
+
+def _damaged(said: str) -> None:
+    _log.warning("%s; left out of the list", said)
 
 
 def new_name(text: str) -> LayerName:

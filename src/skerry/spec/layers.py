@@ -30,6 +30,11 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
+def is_digest(text: str) -> bool:
+    """Says whether it is a sha256 as all names of blobs are."""
+    return _DIGEST.fullmatch(text) is not None
+
+
 class LayerName(msgspec.Struct, frozen=True):
     """A parsed layer name."""
 

@@ -126,6 +126,42 @@ def test_removed_name_goes_with_all_it_stood_for_but_shared_blobs_stay(
         library.remove("base/c")
 
 
+def test_damaged_name_hides_no_other_and_can_be_removed(
+    library: ImageLibrary, store: DirectoryStore, files_of
+) -> None:
+    layer(library, "base/b")
+    layer(library, "base/c", "other")
+    for path in (
+        *Path(store.root).glob("tags/base/b!!*"),
+        *Path(store.root).glob("manifests/*/*!b!!*"),
+    ):
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes().replace(b"base/b", b"base/d"))
+    assert [one.name for one in library.list()] == ["base/c:latest"]
+    with pytest.raises(LayerDamaged):
+        library.inspect("b")
+    with pytest.raises(LayerDamaged):
+        library.collect()
+    with pytest.raises(NotFound):
+        library.inspect("other")
+    library.remove("b")
+    with pytest.raises(NotFound):
+        library.inspect("b")
+    library.remove("c")
+    library.collect()
+    assert files_of(store) == []
+
+
+def test_scratch_of_a_process_that_was_killed_just_before_a_start_goes_later(
+    library: ImageLibrary, tmp_path: Path
+) -> None:
+    left = tmp_path / "scratch" / "skerry-images-left"  # too young for the sweep of the start
+    left.mkdir(parents=True)
+    os.utime(left, (1_000_000_000, 1_000_000_000))
+    library.tidy()
+    assert not left.exists()
+
+
 def test_removing_one_digest_leaves_the_newer_one(library: ImageLibrary) -> None:
     old, new = layer(library, "base/b", "old"), layer(library, "base/b", "new")
     library.remove(f"b@{old.digest}")

@@ -23,7 +23,7 @@ import msgspec
 from skerry.errors import StorageFailed
 from skerry.images.store import keys
 from skerry.images.store.leases import Timing, boot_time, read_leases
-from skerry.images.store.records import Round
+from skerry.images.store.records import Round, encode
 from skerry.images.store.store import LayerStore
 from skerry.spec.layers import Collected, CollectReport
 
@@ -174,7 +174,7 @@ class Collector:
         return key, set(chosen), found.modified
 
     def _put_round(self, key: str, digests: list[str]) -> None:
-        data = msgspec.json.encode(Round(self._store.leases.holder, tuple(digests)))
+        data = encode(Round(self._store.leases.holder, tuple(digests)))
         self._objects.put_bytes(key, data, replace=False)
 
     def _end_round(self, key: str) -> None:

@@ -31,12 +31,18 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
 from skerry.errors import StorageFailed
 from skerry.images.objects.api import Objects
 from skerry.images.store import keys
-from skerry.images.store.records import ROUND_BYTES_MAX, Agreed, Lease, Round, Use, decode
+from skerry.images.store.records import (
+    ROUND_BYTES_MAX,
+    Agreed,
+    Lease,
+    Round,
+    Use,
+    encode,
+    read_record,
+)
 
 LEASE_BYTES_MAX = 64 << 20
 
@@ -300,7 +306,7 @@ class Leases:
             known = {use.digest for use in uses}
             uses += tuple(Use(digest, (digest,), live=True) for digest in self._live - known)
             lease, at = self._lease, self._now()
-        data = msgspec.json.encode(Lease(self.holder, ttl_s or self.timing.ttl_s, uses))
+        data = encode(Lease(self.holder, ttl_s or self.timing.ttl_s, uses))
         self._objects.put_bytes(lease.key, data, replace=True)
         found = self._objects.stat(lease.key)
         if found is None:
@@ -312,13 +318,11 @@ class Leases:
 
     def _agree(self) -> None:
         """Takes the terms of the slowest client, and makes ours known if that is us."""
-        data = self._objects.get(keys.AGREED, 4096)
-        where = f"{keys.AGREED} in {self._objects.where}"
-        agreed = decode(data, Agreed, where) if data is not None else Agreed(0.0, 0.0, 0.0)
+        agreed = read_record(self._objects, keys.AGREED, Agreed, 4096) or Agreed(0.0, 0.0, 0.0)
         timing = self.timing.with_others(agreed)
         needed = Agreed(timing.lag_s, timing.margin_s, timing.window_s)
         if needed != agreed:
-            self._objects.put_bytes(keys.AGREED, msgspec.json.encode(needed), replace=True)
+            self._objects.put_bytes(keys.AGREED, encode(needed), replace=True)
         self.timing = timing
 
     def _let_go(self) -> None:
@@ -371,9 +375,9 @@ class Leases:
 def read_leases(objects: Objects) -> Iterator[tuple[str, Lease]]:
     """Gives every lease of a store, run out or not."""
     for key, _ in objects.list(keys.LEASES):
-        data = objects.get(key, LEASE_BYTES_MAX)
-        if data is not None:
-            yield key, decode(data, Lease, f"{key} in {objects.where}")
+        lease = read_record(objects, key, Lease, LEASE_BYTES_MAX)
+        if lease is not None:
+            yield key, lease
 
 
 def read_rounds(objects: Objects) -> Iterator[tuple[Round, float, float | None]]:
@@ -382,7 +386,6 @@ def read_rounds(objects: Objects) -> Iterator[tuple[Round, float, float | None]]
     for key, modified in times.items():
         if key.endswith(keys.DONE):
             continue
-        data = objects.get(key, ROUND_BYTES_MAX)
-        if data is not None:
-            record = decode(data, Round, f"{key} in {objects.where}")
+        record = read_record(objects, key, Round, ROUND_BYTES_MAX)
+        if record is not None:
             yield record, modified, times.get(key + keys.DONE)

@@ -25,7 +25,7 @@ from skerry.images.format.chunks import ChunkList, decode_list
 from skerry.images.format.pair import data_digest_of
 from skerry.images.format.profile import PROFILE
 from skerry.images.scratch import CHUNK_BYTES, storage_errors
-from skerry.images.store.blobread import until_right
+from skerry.images.store.blobread import LIST_BYTES_MAX, until_right
 from skerry.spec.layers import LayerManifest
 
 UNUSED_S = 3600.0
@@ -67,7 +67,10 @@ class LocalLayers:
                 text = f"{manifest.name}: its metadata names the data blob {named}, its manifest"
                 raise LayerDamaged(f"{text} {manifest.data_digest}", digest=manifest.digest)
 
-        return self._have(_hex(manifest.digest), pieces, check)
+        def whole() -> Iterator[bytes]:
+            return _at_most(manifest.size_bytes, pieces(), manifest.digest)
+
+        return self._have(_hex(manifest.digest), whole, check)
 
     def chunk_list(
         self, digest: str, pieces: Pieces, again: Callable[[], bytes] | None = None
@@ -83,7 +86,7 @@ class LocalLayers:
             self._checked.discard(name)
 
         def fetch() -> bytes:
-            data = b"".join(pieces())
+            data = b"".join(_at_most(LIST_BYTES_MAX, pieces(), digest))
             decode_list(data, digest)
             return data
 
@@ -196,6 +199,15 @@ class LocalLayers:
             turn = self._turns.setdefault(name, threading.Lock())
         with turn:
             yield
+
+
+def _at_most(size: int, pieces: Iterator[bytes], digest: str) -> Iterator[bytes]:
+    """Gives the pieces; raises LayerDamaged as soon as there are more bytes, before they fill a disk."""
+    for piece in pieces:
+        size -= len(piece)
+        if size < 0:
+            raise LayerDamaged(f"the store holds more bytes than {digest} has", digest=digest)
+        yield piece
 
 
 def read_list(path: str, digest: str) -> ChunkList:

@@ -24,7 +24,7 @@ from skerry.errors import LayerDamaged
 from skerry.images.objects.directory import DirectoryObjects
 from skerry.images.scratch import remove_tree, storage_errors
 from skerry.images.store import keys
-from skerry.images.store.records import Tag, decode
+from skerry.images.store.records import Tag, decode, encode
 from skerry.spec.layers import LayerManifest, parse_layer_name
 
 _BYTES_MAX = 4 << 20
@@ -49,7 +49,7 @@ def convert_version_1(root: str) -> bool:
             for path in _old_files(os.path.join(root, "manifests")):
                 manifest = decode(_content(path), LayerManifest, path)
                 key = keys.manifest(parse_layer_name(manifest.name), manifest.digest)
-                objects.put_bytes(key, msgspec.json.encode(manifest), replace=False)
+                objects.put_bytes(key, encode(manifest), replace=False)
             for path in _old_files(os.path.join(root, "tags")):
                 _convert_tag(root, path, objects)
             _clean(root)
@@ -73,7 +73,7 @@ def _convert_tag(root: str, path: str, objects: DirectoryObjects) -> None:
     if data is None:
         raise LayerDamaged(f"{path} names {digest}, which has no manifest: remove the file")
     tag = Tag(digest, decode(data, LayerManifest, path))
-    objects.put_bytes(keys.tag(name), msgspec.json.encode(tag), replace=False)
+    objects.put_bytes(keys.tag(name), encode(tag), replace=False)
 
 
 def _clean(root: str) -> None:

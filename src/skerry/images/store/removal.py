@@ -9,6 +9,7 @@ import msgspec
 
 from skerry.errors import Conflict, LayerDamaged, NotFound, StorageFailed
 from skerry.images.format.erofs import Log
+from skerry.images.store import keys
 from skerry.images.store.collect import Collector
 from skerry.images.store.scrub import Scrub
 from skerry.images.store.store import LayerStore
@@ -39,32 +40,42 @@ class Removal:
     def remove(self, name: str, in_use: Collection[str] = ()) -> None:
         """Removes a name with all that it ever stood for, or one digest of it if pinned by digest.
 
-        Blobs go in the next `collect`, when nothing else refers to them. Raises NotFound, and
-        Conflict while `in_use` holds one of the digests, or `pin` does.
+        Blobs go in the next `collect`, when nothing else refers to them. A name whose records are
+        damaged goes too. Raises NotFound, and Conflict while `in_use` holds one of the digests, or
+        `pin` does.
         """
         wanted = parse_layer_name(name, LayerKind.BASE)
         tagged = LayerName(wanted.kind, wanted.name, wanted.tag)
+        damaged = False
         if wanted.digest:
-            gone = [self.find(wanted)]
+            gone = {self.find(wanted).digest}
         else:
-            gone = [one for one in self.store.manifests() if one.name == str(tagged)]
-            current = self.store.tagged(tagged)
-            if current is not None and current not in gone:
-                gone.append(current)  # a removal that was cut off took its own manifest
-        if not gone:
-            self.find(wanted)
+            gone = {
+                digest
+                for digest, key in self.store.manifest_keys()
+                if key == keys.manifest(tagged, digest)
+            }
+            try:
+                tag = self.store.tag(tagged)
+            except LayerDamaged:
+                damaged = True  # what it named has a manifest, which is found by its key
+            else:
+                if tag is None and not gone:
+                    self.find(wanted)
+                gone |= {tag} if tag else set()  # a removal that was cut off took its own manifest
         pinned = {pin.digest: pin.why for pin in self.store.pins()}
-        for manifest in gone:
-            if manifest.digest in in_use:
-                raise Conflict(f"{manifest.name} is in use by a sandbox", digest=manifest.digest)
-            if pinned.get(manifest.digest, "").startswith(DISK_PIN):
-                node = pinned[manifest.digest].removeprefix(DISK_PIN)
-                raise Conflict(f"{manifest.name} is open on a node, as {node}: skerry disk close")
-            if manifest.digest in pinned:
-                pin = f"{tagged}@{manifest.digest}"
-                raise Conflict(f"{manifest.name} is pinned: skerry image unpin {pin}")
-        for manifest in gone:
-            self._forget(manifest)
+        for digest in gone:
+            if digest in in_use:
+                raise Conflict(f"{tagged} is in use by a sandbox", digest=digest)
+            if pinned.get(digest, "").startswith(DISK_PIN):
+                node = pinned[digest].removeprefix(DISK_PIN)
+                raise Conflict(f"{tagged} is open on a node, as {node}: skerry disk close")
+            if digest in pinned:
+                raise Conflict(f"{tagged} is pinned: skerry image unpin {tagged}@{digest}")
+        if damaged:
+            self.store.delete_tag(tagged)
+        for digest in gone:
+            self._forget(tagged, digest)
 
     def look(self) -> CollectReport:
         """Returns what `collect` would remove, and why the rest stays."""
@@ -132,8 +143,7 @@ class Removal:
             raise NotFound(f"{name} is not pinned")
         return manifest
 
-    def _forget(self, manifest: LayerManifest) -> None:
-        name = parse_layer_name(manifest.name)
-        if self.store.tag(name) == manifest.digest:
+    def _forget(self, name: LayerName, digest: str) -> None:
+        if self.store.tag(name) == digest:
             self.store.delete_tag(name)
-        self.store.delete_manifest(name, manifest.digest)
+        self.store.delete_manifest(name, digest)

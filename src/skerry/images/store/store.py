@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from skerry.errors import NotFound, StorageFailed
+from skerry.errors import LayerDamaged, NotFound, StorageFailed
 from skerry.images.format.chunks import ChunkList, Codec
 from skerry.images.format.profile import PROFILE, profile_bytes_max
 from skerry.images.objects.api import Objects, Patient
@@ -28,7 +28,7 @@ from skerry.images.store import keys
 from skerry.images.store.leases import Leases
 from skerry.images.store.older import convert_version_1
 from skerry.images.store.reads import pieces
-from skerry.images.store.records import Pin, Tag, decode
+from skerry.images.store.records import Pin, Tag, encode, read_record
 from skerry.spec.layers import LayerManifest, LayerName, parse_layer_name
 
 VERSION = "2"
@@ -238,7 +238,8 @@ class LayerStore:
 
     def manifest(self, name: LayerName, digest: str) -> LayerManifest | None:
         """Returns the manifest of that name and digest; raises LayerDamaged if it is damaged."""
-        return self._get(keys.manifest(name, digest), LayerManifest)
+        manifest = self._get(keys.manifest(name, digest), LayerManifest)
+        return _named(manifest, name) if manifest else None
 
     def manifests(self, digest: str | None = None) -> Iterator[LayerManifest]:
         """Gives all manifests (of one digest), tagged or not."""
@@ -273,16 +274,19 @@ class LayerStore:
     def tagged(self, name: LayerName) -> LayerManifest | None:
         """Returns the manifest that the name stands for now."""
         tag = self._get(keys.tag(name), Tag)
-        return tag.manifest if tag else None
+        return _named(tag.manifest, name) if tag else None
 
     def tags(self) -> Iterator[tuple[LayerName, str]]:
         """Gives all names with their digests, sorted."""
         for manifest in self.catalogue():
             yield parse_layer_name(manifest.name), manifest.digest
 
-    def catalogue(self) -> Iterable[LayerManifest]:
-        """Returns what each name stands for now, sorted; reads only what changed since the last."""
-        tags = self._records(keys.TAGS, Tag)
+    def catalogue(self, *, damaged: Callable[[str], None] | None = None) -> Iterable[LayerManifest]:
+        """Returns what each name stands for now, sorted; reads only what changed since the last.
+
+        What is damaged raises LayerDamaged, or is told to `damaged` and left out.
+        """
+        tags = self._records(keys.TAGS, Tag, damaged)
         return sorted((tag.manifest for tag in tags), key=lambda manifest: manifest.name)
 
     def delete_tag(self, name: LayerName) -> None:
@@ -315,31 +319,48 @@ class LayerStore:
     # --- inner parts ---
 
     def _put(self, key: str, record: msgspec.Struct) -> None:
-        self.objects.put_bytes(key, msgspec.json.encode(record), replace=True)
+        self.objects.put_bytes(key, encode(record), replace=True)
 
     def _get(self, key: str, kind: type[_T]) -> _T | None:
-        data = self.objects.get(key, RECORD_BYTES_MAX)
-        return None if data is None else decode(data, kind, f"{key} in {self.objects.where}")
+        return read_record(self.objects, key, kind, RECORD_BYTES_MAX)
 
-    def _records(self, prefix: str, kind: type[_T]) -> Iterator[_T]:
+    def _records(
+        self, prefix: str, kind: type[_T], damaged: Callable[[str], None] | None = None
+    ) -> Iterator[_T]:
         """Gives the records below a prefix; only those are read that changed since the last time."""
         known = self._read.get(prefix, {})
         found = {key: stat.version for key, stat in self.objects.list(prefix)}
         fresh = [key for key, version in found.items() if known.get(key, ("",))[0] != version]
-        contents = dict(zip(fresh, self._read_many(fresh, kind), strict=True))
+        contents = dict(zip(fresh, self._read_many(fresh, kind, damaged), strict=True))
         now = {key: known[key] for key in found if key not in contents}
         now |= {key: (found[key], one) for key, one in contents.items() if one is not None}
         self._read[prefix] = now  # whole: others may be at it too
         return (record for _, record in now.values() if isinstance(record, kind))
 
-    def _read_many(self, wanted: Collection[str], kind: type[_T]) -> Iterable[_T | None]:
+    def _read_many(
+        self, wanted: Collection[str], kind: type[_T], damaged: Callable[[str], None] | None
+    ) -> Iterable[_T | None]:
         def read(key: str) -> _T | None:
-            return self._get(key, kind)
+            try:
+                return self._get(key, kind)
+            except LayerDamaged as error:
+                if damaged is None:
+                    raise
+                damaged(error.message)
+                return None
 
         if len(wanted) < 4 or self._reads_at_once == 1:
             return [read(key) for key in wanted]
         with ThreadPoolExecutor(self._reads_at_once, "catalogue") as threads:
             return list(threads.map(read, wanted))
+
+
+def _named(manifest: LayerManifest, name: LayerName) -> LayerManifest:
+    """Returns it if it is that name's; raises LayerDamaged: it was put, or copied, elsewhere."""
+    wanted = f"{name.kind}/{name.name}:{name.tag}"
+    if manifest.name != wanted:
+        raise LayerDamaged(f"the record of {wanted} is that of {manifest.name}")
+    return manifest
 
 
 class DirectoryStore(LayerStore):

@@ -268,3 +268,23 @@ def test_chunk_list_of_another_blob_is_damage(local: LocalLayers, node: ImageLib
     digest = str(one.data_digest)
     path = local.chunk_list(digest, lambda: node.store.chunk_list(digest))
     assert read_list(path, digest).size == one.data_bytes
+
+
+def test_more_bytes_than_a_layer_has_do_not_fill_the_disk(
+    node: ImageLibrary, local: LocalLayers
+) -> None:
+    manifest = publish(node)
+    given = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal given
+        while True:
+            given += 1
+            yield bytes(1 << 20)
+
+    with pytest.raises(LayerDamaged, match="more bytes"):
+        local.metadata(manifest, endless)
+    with pytest.raises(LayerDamaged, match="more bytes"):
+        local.chunk_list(str(manifest.data_digest), endless)
+    assert given < 1000
+    assert names(local) == []

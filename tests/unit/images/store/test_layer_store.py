@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skerry.errors import LayerDamaged, NotFound, StorageFailed
 from skerry.images.scratch import scratch_directory, sweep
 from skerry.images.store.store import DirectoryStore
-from skerry.spec.layers import LayerManifest, parse_layer_name
+from skerry.spec.layers import ImageConfig, LayerManifest, parse_layer_name
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
@@ -131,6 +133,74 @@ def test_damaged_manifest_is_the_platforms_fault(store: DirectoryStore) -> None:
     path.write_text("{")
     with pytest.raises(LayerDamaged, match="damaged"):
         store.manifest(parse_layer_name("base/x:1"), A)
+
+
+def test_flipped_bit_in_a_record_never_passes_for_another_record(store: DirectoryStore) -> None:
+    name = parse_layer_name("base/x:1")
+    config = ImageConfig({"PATH": "/usr/bin"}, "/srv", "1000", cmd=("run",))
+    made = msgspec.structs.replace(manifest("base/x:1", A), config=config, parents=(B,))
+    store.put_manifest(made)
+    store.set_tag(name, A)
+    for part in ("tags", "manifests"):
+        [path] = [path for path in Path(store.root, part).rglob("*") if path.is_file()]
+        whole = path.read_bytes()
+        found = 0
+        for bit in range(len(whole) * 8):
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            try:
+                assert (store.tagged(name) if part == "tags" else store.manifest(name, A)) == made
+            except LayerDamaged:
+                found += 1
+        path.write_bytes(whole)
+        assert found > len(whole) * 7
+
+
+def test_record_without_a_sum_of_before_is_read(store: DirectoryStore) -> None:
+    made = manifest("base/x:1", A)
+    store.put_manifest(made)
+    [path] = [path for path in Path(store.root, "manifests").rglob("*") if path.is_file()]
+    assert (
+        msgspec.json.decode(path.read_bytes(), type=LayerManifest) == made
+    )  # and by those of before
+    path.write_bytes(msgspec.json.encode(made))
+    assert store.manifest(parse_layer_name("base/x:1"), A) == made
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"digest": "sha256:../../../../etc/passwd"},
+        {"digest": A.upper()},
+        {"digest": B},
+        {"data_digest": "sha256:" + "/" * 64},
+        {"name": "../../etc"},
+        {"name": "base/y:1"},
+        {"size_bytes": -5},
+        {"config": {"env": {"A=\0": "b"}}},
+        {
+            "parts": [
+                {"name": "base/x:1", "digest": "x", "size_bytes": 1, "created": "", "creator": ""}
+            ]
+        },
+        {"recipe": {"large": "x" * (5 << 20)}},
+    ],
+    ids=lambda lie: str(lie)[:40],
+)
+def test_record_that_no_node_writes_is_damage_and_leads_nowhere(
+    store: DirectoryStore, lie: dict[str, object]
+) -> None:
+    name = parse_layer_name("base/x:1")
+    store.put_manifest(manifest("base/x:1", A))
+    store.set_tag(name, A)
+    [path] = [path for path in Path(store.root, "tags").rglob("*") if path.is_file()]
+    record = json.loads(path.read_bytes())
+    del record["sum"]
+    record["manifest"] |= lie
+    path.write_text(json.dumps(record))
+    with pytest.raises(LayerDamaged):
+        store.tagged(name)
 
 
 def test_unwritable_store_is_storage_failed(tmp_path: Path) -> None:
