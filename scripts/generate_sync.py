@@ -38,7 +38,8 @@ CLASSES = {
     "AsyncSandboxes": "Sandboxes",
     "AsyncImages": "Images",
 }
-BASES = {"SandboxDisk": "disk"}  # in which file a base is
+# In which file a base is.
+BASES = {"SandboxDisk": "disk", "SandboxNetwork": "network", "FileContents": "contents"}
 HEAD = '''"""The sync face, made by scripts/generate_sync.py from the async classes. Do not edit."""
 
 from __future__ import annotations

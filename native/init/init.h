@@ -7,7 +7,7 @@
  *	userdb.c    passwd and group parser (no agent state)        group.c   cgroup2 groups, signals
  *	known.c     what was read of them before
  *	more.c      a START of several frames                 hold.c    the clock that can stand still
- *	low.c       the stack's place
+ *	low.c       the stack's place                         reply.c   short answers that wait for room
  *	ring.c      ring buffers (no agent state)                   stream.c  descriptor <-> ring
  *	forward.c, listen.c  forwarded connections, listeners        file*.c, tree*.c, tar.c: the file helper
  *
@@ -32,6 +32,7 @@ enum {
 	OP_ID_SIZE = 16,
 	NONCE_SIZE = 16,
 	FINISHED_IDS = 1024,
+	CONTROL_ROOM = 384, /* the largest control frame but WELCOME */
 	HELLO_MS = 5000,
 	EXEC_DEADLINE_MS = 10000,
 	HANDLE_MAX = (1 << 29) - 1,
@@ -300,7 +301,7 @@ struct launch {
 void child_run(const struct launch *l) __attribute__((noreturn));
 void child_fail(int status, enum step step, int error) __attribute__((noreturn));
 
-/* --- conn.c, send.c, dispatch.c --------------------------------------------------------------- */
+/* --- conn.c, send.c, reply.c, dispatch.c ------------------------------------------------------ */
 
 struct conn {
 	struct source src;
@@ -322,6 +323,9 @@ void send_begin(const uint8_t nonce[NONCE_SIZE], bool same_transport);
  * G_ERROR and G_DONE carry error and step, G_STARTED the agent's pid, G_PONG the token. */
 bool send_reply(uint8_t type, uint32_t stream, int error, const char *step);
 bool send_pong(const struct field *token);
+/* Appends what answers there is room for; false if some still wait. */
+bool replies_send(void);
+void replies_drop(void);
 bool send_offset(uint8_t type, uint32_t stream, uint64_t offset);
 void send_pump(void);
 /* Appends a frame; false if there is no room for it now. */

@@ -11,25 +11,12 @@
 
 enum {
 	TX_SIZE = FRAME_HEADER + FRAME_PAYLOAD_MAX,
-	CONTROL_ROOM = 384, /* the largest control frame but WELCOME */
 	DATA_MAX = FRAME_PAYLOAD_MAX - 8, /* a turn of a stream: one frame fills the buffer */
-	REPLIES_MAX = 64,
-	TOKEN_MAX = 64,
 	KEEP = 4096,
-};
-
-struct reply {
-	uint8_t type;
-	uint32_t stream;
-	int error;
-	char text[TOKEN_MAX]; /* step, or token */
-	uint32_t size;
 };
 
 static uint8_t tx[TX_SIZE] OWN_TX;
 static uint32_t tx_used OWN, tx_done OWN, tx_peak OWN;
-static struct reply replies[REPLIES_MAX] OWN_TABLE;
-static uint32_t reply_first OWN, reply_count OWN;
 static uint8_t welcome_nonce[NONCE_SIZE] OWN;
 static bool welcome_due OWN;
 static uint32_t turn OWN; /* the stream that sends next */
@@ -78,7 +65,7 @@ void send_begin(const uint8_t nonce[NONCE_SIZE], bool same_transport)
 	/* On the same byte stream, a frame that was begun must be ended. */
 	if (!same_transport)
 		tx_used = tx_done = 0;
-	reply_count = 0;
+	replies_drop();
 	memcpy(welcome_nonce, nonce, NONCE_SIZE);
 	welcome_due = true;
 }
@@ -110,67 +97,6 @@ static void welcome_send(void)
 		build_bytes(&b, T_OP, nested.bytes, nested.used);
 	}
 	frame_begin(G_WELCOME, 0, b.used);
-}
-
-/* --- answers ------------------------------------------------------------------------------------ */
-
-static struct reply *reply_new(uint8_t type, uint32_t stream)
-{
-	struct reply *r;
-
-	if (reply_count == REPLIES_MAX)
-		send_pump();
-	if (reply_count == REPLIES_MAX || conn.src.fd < 0)
-		return NULL;
-	r = &replies[(reply_first + reply_count++) % REPLIES_MAX];
-	*r = (struct reply){.type = type, .stream = stream};
-	return r;
-}
-
-bool send_reply(uint8_t type, uint32_t stream, int error, const char *step)
-{
-	struct reply *r = reply_new(type, stream);
-
-	if (!r)
-		return false;
-	r->error = error;
-	r->size = (uint32_t)strlen(step);
-	memcpy(r->text, step, r->size);
-	return true;
-}
-
-bool send_pong(const struct field *token)
-{
-	struct reply *r = token->length <= TOKEN_MAX ? reply_new(G_PONG, 0) : NULL;
-
-	if (!r)
-		return false;
-	r->size = token->length;
-	memcpy(r->text, token->bytes, r->size);
-	return true;
-}
-
-static bool replies_send(void)
-{
-	uint8_t bytes[CONTROL_ROOM];
-	struct builder b;
-
-	for (; reply_count; reply_count--, reply_first = (reply_first + 1) % REPLIES_MAX) {
-		const struct reply *r = &replies[reply_first];
-
-		build_init(&b, bytes, sizeof(bytes));
-		if (r->type == G_PONG) {
-			build_bytes(&b, T_TOKEN, r->text, r->size);
-		} else if (r->type == G_STARTED) {
-			build_u64(&b, T_PID, 1);
-		} else {
-			build_bytes(&b, T_ERROR_STEP, r->text, r->size);
-			build_u64(&b, T_ERRNO, (uint64_t)r->error);
-		}
-		if (!send_frame(r->type, r->stream, &b))
-			return false;
-	}
-	return true;
 }
 
 /* --- operations --------------------------------------------------------------------------------- */

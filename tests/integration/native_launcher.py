@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from skerry.backends.shared import proc
-from skerry.wire import plan
+from skerry.wire import plan, replies
 from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import Tag, encode_frame
 from waiting import soon
@@ -108,7 +108,7 @@ class Launcher:
             at.mkdir()
         self.ids = itertools.count(1)
         self.socket = socket.socket()
-        self.exited: list[plan.Exited] = []
+        self.exited: list[replies.Exited] = []
 
     def begin(self, *options: str) -> None:
         args = ["--run", self.run, "--state", self.state, "--init", self.init, "--foreground"]
@@ -144,26 +144,26 @@ class Launcher:
         for slot in slots:
             self.slot(slot)
 
-    def ask(self, *requests: plan.Request) -> list[plan.Reply]:
+    def ask(self, *requests: plan.Request) -> list[replies.Reply]:
         """Sends all, then returns the answers in the order of the requests."""
         waiting = {next(self.ids): request for request in requests}
         for number, request in waiting.items():
             self.socket.send(request.encode(number))
-        found: dict[int, plan.Reply] = {}
+        found: dict[int, replies.Reply] = {}
         while len(found) < len(waiting):
-            said = plan.decode(self.socket.recv(1 << 17))
-            if isinstance(said, plan.Exited):
+            said = replies.decode(self.socket.recv(1 << 17))
+            if isinstance(said, replies.Exited):
                 self.exited.append(said)
             else:
                 found[said.request_id] = said
         return [found[number] for number in waiting]
 
-    def ok(self, request: plan.Request) -> plan.Reply:
+    def ok(self, request: plan.Request) -> replies.Reply:
         (reply,) = self.ask(request)
         assert reply.failure is None, reply.failure
         return reply
 
-    def failure(self, request: plan.Request) -> plan.Failure:
+    def failure(self, request: plan.Request) -> replies.Failure:
         (reply,) = self.ask(request)
         assert reply.failure is not None
         return reply.failure
@@ -182,8 +182,8 @@ class Launcher:
                 more.text(Tag.TASKS, at)
         payload = made.payload() + more.payload()
         self.socket.send(encode_frame(made.CODE, 0, number, payload))
-        reply = plan.decode(self.socket.recv(1 << 16))
-        assert isinstance(reply, plan.Reply)
+        reply = replies.decode(self.socket.recv(1 << 16))
+        assert isinstance(reply, replies.Reply)
         assert (reply.request_id, reply.failure) == (number, None)
 
     def slot_make(self, slot: int, *, uid_base: int | None = None) -> plan.SlotMake:
@@ -221,7 +221,7 @@ class Launcher:
     def start(self, name: str, slot: int, **more: object) -> int:
         return self.ok(self.plan(name, slot, **more)).start().pid
 
-    def stop(self, name: str, **more: object) -> plan.StopReply:
+    def stop(self, name: str, **more: object) -> replies.StopReply:
         return self.ok(plan.Stop(instance=name, **more)).stop()  # type: ignore[arg-type]
 
     def say(self, name: str, line: str) -> bytes:

@@ -23,7 +23,7 @@ import pytest
 
 from skerry.images.format.chunks import Codec
 from skerry.images.lazy.main import Process, build
-from skerry.wire import plan
+from skerry.wire import plan, replies
 
 sys.path.insert(0, str(Path(__file__).parent))
 from lazy_stand import Blob, Knobs, blob_of, config_of, content_of, put_list, until
@@ -82,8 +82,8 @@ def session(rig: Launcher, held: int | None = None) -> tuple[int, bool]:
     else:
         socket.send_fds(rig.socket, [packet], [held])
     answer, passed, _, _ = socket.recv_fds(rig.socket, 1 << 16, 1)
-    reply = plan.decode(answer)
-    assert isinstance(reply, plan.Reply)
+    reply = replies.decode(answer)
+    assert isinstance(reply, replies.Reply)
     assert reply.failure is None, reply.failure
     return passed[0], reply.blobs().state
 
@@ -247,12 +247,12 @@ def test_unmounting_behind_a_read_under_way_holds_up_nobody(rig: Launcher, tmp_p
         reader.wait(5)  # whoever waits for a page can be killed
         rig.socket.send(plan.LayerUnmount("lazy-v").encode(9))
         rig.socket.send(plan.Status().encode(10))
-        first = plan.decode(rig.socket.recv(1 << 16))
-        assert isinstance(first, plan.Reply)
+        first = replies.decode(rig.socket.recv(1 << 16))
+        assert isinstance(first, replies.Reply)
         assert first.request_id == 10
         assert time.monotonic() - began < 2.0
         source.gate.set()
-        second = plan.decode(rig.socket.recv(1 << 16))
-        assert isinstance(second, plan.Reply)
+        second = replies.decode(rig.socket.recv(1 << 16))
+        assert isinstance(second, replies.Reply)
         assert (second.request_id, second.failure) == (9, None)
     os.close(fuse)

@@ -27,7 +27,7 @@ from skerry.images.format.pair import build_layer
 from skerry.images.scratch import Spool
 from skerry.images.tree.entry import Node, Tree, make_directory
 from skerry.spec.files import FileType
-from skerry.wire import plan
+from skerry.wire import plan, replies
 from waiting import ended, soon
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -155,7 +155,7 @@ def test_first_process_that_ends_is_reported(launcher: Launcher) -> None:
     with contextlib.suppress(OSError):
         launcher.say("a", "exit 3")
     assert soon(lambda: bool(launcher.ask(plan.Status())) and bool(launcher.exited))
-    assert launcher.exited == [plan.Exited(instance="a", wait_status=3 << 8)]
+    assert launcher.exited == [replies.Exited(instance="a", wait_status=3 << 8)]
     assert launcher.stop("a").wait_status == 3 << 8
 
 
@@ -407,8 +407,8 @@ def test_start_that_hangs_ends_at_its_deadline_while_others_go_on(
     number = next(launcher.ids)
     launcher.socket.send(launcher.plan("a", 0).encode(number))
     assert launcher.ok(plan.Status()).status().instance == ("a",)
-    reply = plan.decode(launcher.socket.recv(1 << 16))
-    assert isinstance(reply, plan.Reply)
+    reply = replies.decode(launcher.socket.recv(1 << 16))
+    assert isinstance(reply, replies.Reply)
     assert reply.failure is not None
     assert (reply.failure.error_step, reply.failure.errno) == ("deadline", errno.ETIMEDOUT)
     launcher.drop(0)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from skerry.errors import (
     InvalidRequest,
@@ -29,6 +28,7 @@ from skerry.guest.operation import RunningOperation
 from skerry.guest.pings import Pings
 from skerry.guest.session import RunningSession
 from skerry.guest.starting import start_frames
+from skerry.guest.tasks import Tasks
 from skerry.wire import guest, streams
 from skerry.wire.frames import (
     Frame,
@@ -51,7 +51,7 @@ class GuestClient:
         self._welcomed: asyncio.Future[None] = loop.create_future()
         self._operations: dict[int, RunningOperation] = {}
         self._pings = Pings(self._send_ping)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._forwards: Forwards | None = None
         self.generation = 0
         self.live: tuple[
@@ -174,7 +174,7 @@ class GuestClient:
             self._channel,
             self.generation,
             handle,
-            spawn=self._spawn,
+            spawn=self._tasks.spawn,
             on_end=self._forget,
             attached=attached,
             pending=pending,
@@ -236,10 +236,7 @@ class GuestClient:
         self._channel.end(
             error or Unavailable("the channel to the guest agent was closed by the host")
         )
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.end()
 
     # --- frames ------------------------------------------------------------------------------------
 
@@ -323,7 +320,7 @@ class GuestClient:
 
     def _forwarding(self) -> Forwards:
         if self._forwards is None:
-            self._forwards = Forwards(self._channel, self.generation, self._serve)
+            self._forwards = Forwards(self._channel, self.generation, self._tasks.serve)
         return self._forwards
 
     def _send_start(self, operation: Operation) -> None:
@@ -358,7 +355,7 @@ class GuestClient:
             self.generation,
             handle,
             sink,
-            spawn=self._spawn,
+            spawn=self._tasks.spawn,
             on_end=self._forget,
             offsets=offsets,
             inlet=inlet,
@@ -377,27 +374,6 @@ class GuestClient:
     def _forget(self, handle: int) -> None:
         self._operations.pop(handle, None)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._reap)
-
-    def _reap(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("a task of a guest channel failed", exc_info=task.exception())
-
-    def _serve(self, on_connection: OnConnection, connection: Connection) -> None:
-        async def serve() -> None:
-            try:
-                await on_connection(connection)
-            except SkerryError as error:
-                _log.debug("a forwarded connection ended: %s", error)
-            finally:
-                connection.reset()
-
-        self._spawn(serve())
-
     def _lose(self, error: SkerryError) -> None:
         """The channel has ended: whatever waits is told."""
         if not self._welcomed.done():
@@ -409,5 +385,4 @@ class GuestClient:
         self._pings.lose(error)
         if self._forwards is not None:
             self._forwards.lose(error)
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()

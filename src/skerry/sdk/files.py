@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from errno import EINVAL
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from skerry.errors import FileRefused, InvalidRequest
+from skerry.sdk.contents import FileContents, params_of
 from skerry.sdk.file_events import receive_events, watch_events
 from skerry.sdk.holes import WORTH, may_have_holes
 from skerry.sdk.transfer import (
@@ -23,7 +24,6 @@ from skerry.sdk.transfer import (
     save_file,
     unpack_tree,
 )
-from skerry.sdk.transport import Transport
 from skerry.sdk.typed import wrong_type
 from skerry.spec.files import FileInfo, FileType, TreeUsage, WatchEvent
 from skerry.wire.files import file_op, info_from_wire
@@ -31,95 +31,13 @@ from skerry.wire.files import file_op, info_from_wire
 Entries = list[FileInfo]  # inside the class, `list` is the method
 
 
-class AsyncFiles:
+class AsyncFiles(FileContents):
     """File operations inside a sandbox, done with the rights of `user` (default: the sandbox's).
 
     Paths are absolute, or relative to the sandbox's working directory. Every method raises NotFound
     for a missing path, FileDenied for what the user has no right to, DiskFull, and FileRefused (with
     `errno` in its fields) for what else the sandbox refuses.
     """
-
-    def __init__(self, transport: Transport, sandbox_id: str) -> None:
-        self._transport = transport
-        self._root = f"/v1/sandboxes/{sandbox_id}"
-
-    async def read(
-        self,
-        path: str,
-        *,
-        offset: int = 0,
-        length: int | None = None,
-        tail: int | None = None,
-        user: str | None = None,
-    ) -> bytes:
-        """Returns a file's bytes, the part asked for, or the last `tail` bytes."""
-        chunks = self.read_chunks(path, offset=offset, length=length, tail=tail, user=user)
-        return b"".join([chunk async for chunk in chunks])
-
-    async def read_text(self, path: str, *, user: str | None = None) -> str:
-        """Returns a file's content as UTF-8, undecodable bytes replaced."""
-        return (await self.read(path, user=user)).decode("utf-8", "replace")
-
-    async def read_chunks(
-        self,
-        path: str,
-        *,
-        offset: int = 0,
-        length: int | None = None,
-        tail: int | None = None,
-        user: str | None = None,
-    ) -> AsyncIterator[bytes]:
-        """Yields a file's bytes as they come, in constant memory.
-
-        Without a length, up to where the file ended when it was opened: one that grows has an end too.
-        """
-        params = _params(path, user) | {"offset": str(offset)}
-        if length is not None:
-            params["length"] = str(length)
-        if tail is not None:
-            params["tail"] = str(tail)
-        async for chunk in self._transport.fetch(f"{self._root}/files", params):
-            yield chunk
-
-    async def write(
-        self,
-        path: str,
-        content: bytes | str | AsyncIterator[bytes],
-        *,
-        mode: int | None = None,
-        parents: bool = True,
-        append: bool = False,
-        exclusive: bool = False,
-        user: str | None = None,
-    ) -> FileInfo:
-        """Writes a file: readers see the old or the new content, and the new one when this returns.
-
-        Without `mode` a file that is there keeps its own (not its set-id bits), and a new one has 0o644.
-        """
-        params = _params(path, user, parents=parents, append=append, exclusive=exclusive)
-        if mode is not None:
-            params["mode"] = f"{mode:o}"
-        return await self._put(params, content)
-
-    async def append(
-        self, path: str, content: bytes | str | AsyncIterator[bytes], *, user: str | None = None
-    ) -> FileInfo:
-        """Adds to the end of a file, which is made if it is missing. In place: a reader may see half."""
-        return await self._put(_params(path, user, parents=True, append=True), content)
-
-    async def write_at(
-        self,
-        path: str,
-        offset: int,
-        content: bytes | str | AsyncIterator[bytes],
-        *,
-        user: str | None = None,
-    ) -> FileInfo:
-        """Writes over what is there from `offset` on; a file that is missing or shorter grows.
-
-        In place: a reader may see half of it.
-        """
-        return await self._put(_params(path, user) | {"offset": str(offset)}, content)
 
     async def stat(self, path: str, *, follow: bool = False, user: str | None = None) -> FileInfo:
         """Returns what a path is; with `follow` what a link leads to."""
@@ -155,7 +73,7 @@ class AsyncFiles:
         any number of parts; dotfiles match. `types` are letters of FileType. A directory that the user
         may not look into has `unreadable` set. Leaving the loop ends the search.
         """
-        params = _params(path, user)
+        params = params_of(path, user)
         given = (("depth", "" if depth is None else str(depth)), ("glob", glob), ("types", types))
         params |= {name: value for name, value in given if value}
         events = receive_events(self._transport, f"{self._root}/files/walk", params)
@@ -184,7 +102,7 @@ class AsyncFiles:
     async def usage(self, path: str, *, user: str | None = None) -> TreeUsage:
         """Returns what a file or tree takes up."""
         url = f"{self._root}/files/usage"
-        return await self._transport.call("GET", url, TreeUsage, params=_params(path, user))
+        return await self._transport.call("GET", url, TreeUsage, params=params_of(path, user))
 
     async def watch(
         self, path: str, *, recursive: bool = False, user: str | None = None
@@ -197,7 +115,7 @@ class AsyncFiles:
         tree. Leaving the loop ends the watch. Watching is no activity of the sandbox. FileRefused with
         step `watches` when there are more than 16,384 directories, or the system's bound is reached.
         """
-        params = _params(path, user, recursive=recursive)
+        params = params_of(path, user, recursive=recursive)
         async for event in watch_events(self._transport, f"{self._root}/files/watch", params, path):
             yield event
 
@@ -332,7 +250,7 @@ class AsyncFiles:
         if path.endswith("/"):
             path += source.name
         sparse = may_have_holes(status)
-        params = _params(path, user, parents=True, sparse=sparse)
+        params = params_of(path, user, parents=True, sparse=sparse)
         params["mode"] = f"{status.st_mode & 0o777:o}"
         content = file_chunks(source, counter, sparse=sparse, notes=notes)
         async with aclosing(content) as chunks:
@@ -361,7 +279,7 @@ class AsyncFiles:
         if target.is_dir():
             target /= path.rstrip("/").rpartition("/")[2]
         sparse = info.allocated is not None and info.allocated + WORTH <= info.size
-        params = _params(path, user, sparse=sparse)
+        params = params_of(path, user, sparse=sparse)
         chunks = self._transport.fetch(f"{self._root}/files", params)
         async with aclosing(chunks):
             total = await save_file(chunks, target, info.mode, info.mtime, progress, sparse=sparse)
@@ -372,7 +290,7 @@ class AsyncFiles:
         self, path: str, tar: AsyncIterator[bytes], *, user: str | None = None
     ) -> None:
         """Unpacks a tar beneath `path` inside; members that would leave it are refused."""
-        await self._transport.send("PUT", f"{self._root}/tree", tar, dict, _params(path, user))
+        await self._transport.send("PUT", f"{self._root}/tree", tar, dict, params_of(path, user))
 
     async def get_tree(self, path: str, *, user: str | None = None) -> AsyncGenerator[bytes]:
         """Yields a tar of what is beneath `path`, or of that one file.
@@ -380,7 +298,7 @@ class AsyncFiles:
         Holes come in the sparse format 1.0 of GNU tar. If something was left out or changed while it
         was read, a last member "./" has a pax `comment` with a line for each.
         """
-        async for chunk in self._transport.fetch(f"{self._root}/tree", _params(path, user)):
+        async for chunk in self._transport.fetch(f"{self._root}/tree", params_of(path, user)):
             yield chunk
 
     async def _op(self, op: str, path: str, to: str | None = None, **fields: object) -> Entries:
@@ -391,25 +309,3 @@ class AsyncFiles:
             raise wrong_type(error) from None
         found = await self._transport.call("POST", f"{self._root}/files/op", Entries, body=body)
         return [info_from_wire(info) for info in found]
-
-    async def _put(
-        self, params: dict[str, str], content: bytes | str | AsyncIterator[bytes]
-    ) -> FileInfo:
-        if isinstance(content, bytearray | memoryview):
-            content = bytes(content)
-        chunks = _once(content) if isinstance(content, bytes | str) else content
-        if not isinstance(chunks, AsyncIterable):
-            raise InvalidRequest("content is bytes, a text, or an iterator of bytes")
-        info = await self._transport.send("PUT", f"{self._root}/files", chunks, FileInfo, params)
-        return info_from_wire(info)
-
-
-def _params(path: str, user: str | None, **flags: bool) -> dict[str, str]:
-    params = {"path": path} | {name: "1" for name, given in flags.items() if given}
-    if user is not None:
-        params["user"] = user
-    return params
-
-
-async def _once(content: bytes | str) -> AsyncIterator[bytes]:
-    yield content.encode() if isinstance(content, str) else content

@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 from msgspec import UNSET, UnsetType
 
 from skerry.errors import InvalidRequest
 from skerry.sdk import commits
 from skerry.sdk.command import AsyncCommandHandle
-from skerry.sdk.connect import AsyncConnection, Forwarded, connected, forwarding
 from skerry.sdk.disk import SandboxDisk
 from skerry.sdk.files import AsyncFiles
-from skerry.sdk.forward import ReverseForward
+from skerry.sdk.network import SandboxNetwork
 from skerry.sdk.patience import WAIT_S
 from skerry.sdk.running import Command, Runner, command_of
 from skerry.sdk.session import AsyncSession
 from skerry.sdk.stream import LiveCommand
 from skerry.sdk.transport import Transport, encode
-from skerry.sdk.typed import listed, typed
+from skerry.sdk.typed import typed
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, State, Usage
@@ -32,11 +31,10 @@ from skerry.wire.http import (
     SignalBody,
     StreamEvent,
 )
-from skerry.wire.network import NetworkBody, NetworkView
 from skerry.wire.sessions import SessionCreate, SessionInfo
 
 
-class AsyncSandbox(SandboxDisk):
+class AsyncSandbox(SandboxDisk, SandboxNetwork):
     """A sandbox on a node. As an async context manager it is destroyed at the end of the block."""
 
     def __init__(self, transport: Transport, info: SandboxInfo) -> None:
@@ -360,47 +358,6 @@ class AsyncSandbox(SandboxDisk):
         )
         infos = await commits.fork(self._transport, self._root, typed(body), wait, undo=key is None)
         return [AsyncSandbox(self._transport, info) for info in infos]
-
-    async def network(self) -> NetworkView:
-        """Returns its network policy and the last decisions of its proxy."""
-        path = f"{self._root}/network"
-        return await self._transport.call("GET", path, NetworkView, repeatable=True)
-
-    async def set_network(self, entries: Sequence[str]) -> NetworkView:
-        """Gives it another policy, in force when this returns; () is loopback only.
-
-        Open connections that are no longer allowed are cut. Variables for a service that is newly
-        allowed are set for commands that start from then on.
-        """
-        body = NetworkBody(network=listed("network", entries))
-        path = f"{self._root}/network"
-        return await self._transport.call("PUT", path, NetworkView, body=body, repeatable=True)
-
-    @contextlib.asynccontextmanager
-    async def connect(self, port: int) -> AsyncIterator[AsyncConnection]:
-        """A connection to a port of the sandbox's loopback, for a block.
-
-        Tries 127.0.0.1, then ::1; raises PortRefused if nothing answers there. It keeps the sandbox
-        active, and ends with the node that carries it.
-        """
-        async with connected(self._transport, self._root, port) as connection:
-            yield connection
-
-    @contextlib.asynccontextmanager
-    async def forward(
-        self, port: int, local_port: int = 0, *, host: str = "127.0.0.1"
-    ) -> AsyncIterator[Forwarded]:
-        """Listens on `host`:`local_port` here (0: a free port) for a block, and yields where.
-
-        Each connection is carried to the port inside; one that is refused there is reset.
-        """
-        forwarded = forwarding(self._transport, self._root, port, host, local_port)
-        async with forwarded as where:
-            yield where
-
-    def reverse_forward(self, port: int, host: str, target_port: int) -> ReverseForward:
-        """Connects 127.0.0.1:`port` inside to `host`:`target_port` as seen from here, for a block."""
-        return ReverseForward(self._transport, f"{self._root}/forward", port, host, target_port)
 
     async def destroy(self) -> None:
         """Leaves nothing of it behind; may be called twice."""

@@ -700,6 +700,39 @@ class Sandbox:
             else value
         )
 
+    def network(self) -> NetworkView:
+        """Returns its network policy and the last decisions of its proxy."""
+        return self._portal.call(self._inner.network())
+
+    def set_network(self, entries: Sequence[str]) -> NetworkView:
+        """Gives it another policy, in force when this returns; () is loopback only.
+
+        Open connections that are no longer allowed are cut. Variables for a service that is newly
+        allowed are set for commands that start from then on.
+        """
+        return self._portal.call(self._inner.set_network(entries))
+
+    @contextlib.contextmanager
+    def connect(self, port: int) -> Iterator[Connection]:
+        """A connection to a port of the sandbox's loopback, for a block.
+
+        Tries 127.0.0.1, then ::1; raises PortRefused if nothing answers there. It keeps the sandbox
+        active, and ends with the node that carries it.
+        """
+        with self._portal.block(self._inner.connect(port)) as value:
+            yield Connection(self._portal, value)
+
+    @contextlib.contextmanager
+    def forward(
+        self, port: int, local_port: int = 0, *, host: str = "127.0.0.1"
+    ) -> Iterator[Forwarded]:
+        """Listens on `host`:`local_port` here (0: a free port) for a block, and yields where.
+
+        Each connection is carried to the port inside; one that is refused there is reset.
+        """
+        with self._portal.block(self._inner.forward(port, local_port, host=host)) as value:
+            yield value
+
     def info(self) -> SandboxInfo:
         """Returns its state, spec and times."""
         return self._portal.call(self._inner.info())
@@ -960,39 +993,6 @@ class Sandbox:
             )
         )
         return [Sandbox(self._portal, item) for item in found]
-
-    def network(self) -> NetworkView:
-        """Returns its network policy and the last decisions of its proxy."""
-        return self._portal.call(self._inner.network())
-
-    def set_network(self, entries: Sequence[str]) -> NetworkView:
-        """Gives it another policy, in force when this returns; () is loopback only.
-
-        Open connections that are no longer allowed are cut. Variables for a service that is newly
-        allowed are set for commands that start from then on.
-        """
-        return self._portal.call(self._inner.set_network(entries))
-
-    @contextlib.contextmanager
-    def connect(self, port: int) -> Iterator[Connection]:
-        """A connection to a port of the sandbox's loopback, for a block.
-
-        Tries 127.0.0.1, then ::1; raises PortRefused if nothing answers there. It keeps the sandbox
-        active, and ends with the node that carries it.
-        """
-        with self._portal.block(self._inner.connect(port)) as value:
-            yield Connection(self._portal, value)
-
-    @contextlib.contextmanager
-    def forward(
-        self, port: int, local_port: int = 0, *, host: str = "127.0.0.1"
-    ) -> Iterator[Forwarded]:
-        """Listens on `host`:`local_port` here (0: a free port) for a block, and yields where.
-
-        Each connection is carried to the port inside; one that is refused there is reset.
-        """
-        with self._portal.block(self._inner.forward(port, local_port, host=host)) as value:
-            yield value
 
     def destroy(self) -> None:
         """Leaves nothing of it behind; may be called twice."""

@@ -9,200 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.testing.fake_commands import Call, Clock, Ended, run_program
+from skerry.testing.fake_commands import Clock
 from skerry.testing.fake_files import FakeFiles
+from skerry.testing.fake_operation import CHUNK, WINDOW, FakeOperation, number
 from skerry.testing.fake_ports import FakePorts
 from skerry.testing.fake_sessions import FakeShell
 from skerry.testing.fake_wire import Code, Frame, Tag, pack, pack_fields, parse_fields
-from skerry.testing.fake_words import run_words, watch_words
 from skerry.wire.streams import FORWARD
 
 if TYPE_CHECKING:
     from skerry.testing.fake_connection import AgentConnection
 
-WINDOW = 131_072
-_CHUNK = 32_768
 _REMEMBERED = 1024
-
-
-@dataclass
-class Output:
-    """One output stream. Invariant: base <= sent <= base + len(held), len(held) <= WINDOW."""
-
-    held: bytearray = field(default_factory=bytearray)
-    base: int = 0
-    sent: int = 0
-    limit: int = WINDOW
-    open: bool = True
-
-    @property
-    def total(self) -> int:
-        """Bytes written so far."""
-        return self.base + len(self.held)
-
-
-class FakeOperation:
-    """A running or finished operation of the fake agent."""
-
-    def __init__(self, agent: FakeAgent, handle: int, fields: dict[int, list[bytes]]) -> None:
-        self.agent = agent
-        self.handle = handle
-        self.fields = fields
-        self.op_id = fields[Tag.OP_ID][0]
-        self.output = {2: Output(), 3: Output()}
-        self.stdin = asyncio.Queue[bytes]()
-        self.stdin_open = bool(_number(fields, Tag.STDIN))
-        self.stdin_end = 0
-        self.stdin_taken = 0
-        self.stdin_eof = False
-        self.no_output = False
-        self.heard = asyncio.Event()
-        self.moved = asyncio.Event()
-        self.attached = True
-        self.done: list[tuple[int, int | bytes]] | None = None
-        self.done_sent = False
-        self.task: asyncio.Task[None] | None = None
-        self.timed_out = False
-        self.cancelled = False
-        self.signal = 9
-        self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.shell = FakeShell(self) if _number(fields, Tag.KIND) == 2 else None
-
-    async def write(self, channel: int, data: bytes) -> None:
-        """Gives bytes to the host; waits while the window is full."""
-        output = self.output[channel]
-        while data:
-            room = WINDOW - len(output.held)
-            if room <= 0:
-                self.moved.clear()
-                await self.moved.wait()
-                continue
-            output.held += data[:room]
-            self.heard.set()
-            data = data[room:]
-            self.agent.pump(self)
-
-    async def read(self) -> bytes:
-        """Returns the next piece of standard input; b"" at its end."""
-        if not self.stdin_open:
-            return b""
-        data = await self.stdin.get()
-        if data:
-            self.stdin_taken += len(data)
-            self.agent.send(Code.CREDIT, self.handle << 2 | 1, [(Tag.OFFSET, self.stdin_taken)])
-        return data
-
-    async def run(self) -> None:
-        """Runs to the end, the timeout or the kill, and records DONE."""
-        begin = self.agent.clock.now_ns()
-        work = asyncio.ensure_future(self._work())
-        waits: set[asyncio.Future[Ended] | asyncio.Future[None]] = {work, self.killed}
-        timeout_ms = _number(self.fields, Tag.TIMEOUT_MS)
-        if timeout_ms:
-            waits.add(asyncio.ensure_future(self.agent.clock.sleep(timeout_ms / 1000)))
-        quiet_ms = _number(self.fields, Tag.NO_OUTPUT_MS)
-        if quiet_ms:
-            waits.add(asyncio.ensure_future(self._quiet(quiet_ms / 1000)))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                ended = work.result()
-            else:
-                self.timed_out = not self.killed.done()
-                ended = Ended(signal=self.signal)
-        finally:
-            for waiting in waits:
-                waiting.cancel()
-        self._finish(ended, begin)
-
-    async def _quiet(self, seconds: float) -> None:
-        """Returns once nothing was written for so long."""
-        while True:
-            self.heard.clear()
-            await self.agent.clock.sleep(seconds)
-            if not self.heard.is_set():
-                self.no_output = True
-                return
-
-    async def _work(self) -> Ended:
-        await self.agent.running.wait()
-        if self.shell is not None:
-            return await self.shell.run()
-        return await (self._file() if _number(self.fields, Tag.KIND) else self._command())
-
-    def kill(self, signal: int) -> None:
-        """Ends it; `run` then records DONE."""
-        if not self.killed.done():
-            self.signal = signal
-            self.killed.set_result(None)
-
-    async def _file(self) -> Ended:
-        words = [os.fsdecode(word) for word in self.fields[Tag.ARG]]
-        content = bytearray()
-        while piece := await self.read():
-            content += piece
-        self.agent.send(Code.STARTED, self.handle << 2, [(Tag.PID, 1000 + self.handle)])
-        cwd = os.fsdecode(self.fields.get(Tag.CWD, [b"/"])[0])
-        self.agent.files.now_ns = self.agent.clock.now_ns()
-        try:
-            if words[0] == "watch":
-                await watch_words(self.agent.files, words, cwd, lambda data: self.write(2, data))
-                return Ended(exit_code=0)
-            await self.write(2, run_words(self.agent.files, words, bytes(content), cwd))
-        except OSError as error:
-            await self.write(3, f"{error.errno} {words[0]}\n".encode())
-            return Ended(exit_code=1)
-        return Ended(exit_code=0)
-
-    async def _command(self) -> Ended:
-        pairs = [os.fsdecode(item).partition("=") for item in self.fields.get(Tag.ENV, [])]
-        call = Call(
-            argv=[os.fsdecode(word) for word in self.fields[Tag.ARG]],
-            env=self.agent.env | {name: value for name, _, value in pairs},
-            cwd=os.fsdecode(self.fields.get(Tag.CWD, [b"/"])[0]),
-            user=self.fields.get(Tag.USER, [b"0:0"])[0].decode(),
-            files=self.agent.files,
-            clock=self.agent.clock,
-            write=self.write,
-            read=self.read,
-            started=lambda: self.agent.send(
-                Code.STARTED, self.handle << 2, [(Tag.PID, 1000 + self.handle)]
-            ),
-        )
-        return await run_program(call)
-
-    def _finish(self, ended: Ended, begin: int) -> None:
-        pairs: list[tuple[int, int | bytes]] = []
-        if ended.error_step is not None:
-            pairs += [(Tag.ERROR_STEP, ended.error_step.encode()), (Tag.ERRNO, ended.errno or 0)]
-        elif ended.signal is not None:
-            pairs += [(Tag.SIGNO, ended.signal)]
-        else:
-            pairs += [(Tag.EXIT_CODE, ended.exit_code or 0)]
-        pairs += [
-            (Tag.TIMED_OUT, int(self.timed_out)),
-            (Tag.NO_OUTPUT, int(self.timed_out and self.no_output)),
-            (Tag.CANCELLED, int(self.cancelled)),
-            (Tag.OOM, int(ended.oom)),
-            (Tag.START_NS, begin),
-            (Tag.END_NS, self.agent.clock.now_ns()),
-            (Tag.CPU_US, 1000),
-            (Tag.STDOUT_TOTAL, self.output[2].total),
-            (Tag.STDERR_TOTAL, self.output[3].total),
-        ]
-        self.done = pairs
-        self.agent.ended(self)
-
-
-def _number(fields: dict[int, list[bytes]], tag: int) -> int:
-    values = fields.get(tag)
-    return int.from_bytes(values[0], "little") if values else 0
 
 
 class FakeAgent:
@@ -248,7 +70,7 @@ class FakeAgent:
             while output.sent < min(output.total, output.limit):
                 begin = output.sent - output.base
                 upto = min(output.total, output.limit) - output.base
-                piece = bytes(output.held[begin : min(upto, begin + _CHUNK)])
+                piece = bytes(output.held[begin : min(upto, begin + CHUNK)])
                 payload = output.sent.to_bytes(8, "little") + piece
                 self.send_raw(Code.DATA, operation.handle << 2 | channel, payload)
                 output.sent += len(piece)
@@ -352,11 +174,11 @@ class FakeAgent:
             self.pump(operation)
             return
         if frame.type == Code.CREDIT and channel in (2, 3):
-            self._credit(operation, channel, _number(fields, Tag.OFFSET))
+            self._credit(operation, channel, number(fields, Tag.OFFSET))
         elif frame.type == Code.ATTACH:
             for which, tag in ((2, Tag.STDOUT_TOTAL), (3, Tag.STDERR_TOTAL)):
                 output = operation.output[which]
-                output.sent = max(output.base, _number(fields, tag))
+                output.sent = max(output.base, number(fields, tag))
                 self._credit(operation, which, output.sent)
             operation.attached = True
             if operation.stdin_open:
@@ -364,7 +186,7 @@ class FakeAgent:
                 self.send(Code.CREDIT, frame.stream | 1, taken)
         elif frame.type in (Code.CANCEL, Code.SIGNAL) and operation.done is None:
             operation.cancelled = operation.cancelled or frame.type == Code.CANCEL
-            operation.kill(_number(fields, Tag.SIGNO) or 9)
+            operation.kill(number(fields, Tag.SIGNO) or 9)
         elif frame.type == Code.ACK and operation.done is not None:
             del self.operations[operation.handle]
             return
@@ -374,7 +196,7 @@ class FakeAgent:
         self, shell: FakeShell, frame: Frame, fields: dict[int, list[bytes]]
     ) -> bool:
         """Serves what is different for a session; False for what is not."""
-        seq = _number(fields, Tag.SEQ)
+        seq = number(fields, Tag.SEQ)
         if frame.type == Code.EXEC:
             shell.execute(fields)
         elif frame.type == Code.ATTACH:

@@ -15,7 +15,7 @@ from skerry.testing.fake_commands import Call, Ended, run_line
 from skerry.testing.fake_wire import Code, Tag
 
 if TYPE_CHECKING:
-    from skerry.testing.fake_agent import FakeOperation
+    from skerry.testing.fake_operation import FakeOperation
 
 Pairs = list[tuple[int, int | bytes]]
 

@@ -14,7 +14,8 @@ import msgspec
 from skerry.wire.batch import BatchEvent
 from skerry.wire.files import FILES_STREAM, FileEvent
 from skerry.wire.http import JSON, MSGPACK, OWNER_HEADER, STREAM, ErrorBody, StreamEvent
-from skerry.wire.routes import ROUTES, STRING, Route
+from skerry.wire.route import STRING, Route
+from skerry.wire.routes import ROUTES
 
 
 def _types() -> list[Any]:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.files import FileInfo, TreeUsage
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
-from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.spec.sandbox import SandboxInfo, SandboxSpec, Usage
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchResult
 from skerry.wire.commits import CommitInfo, ForkBody
 from skerry.wire.control import DrainBody, DrainState, NodeUsage, SandboxChange
@@ -34,56 +34,23 @@ from skerry.wire.http import (
 )
 from skerry.wire.network import NetworkBody, NetworkView
 from skerry.wire.registry import CollapseBody, PushBody, RegistryBody
+from skerry.wire.route import (
+    BASE,
+    BYTES,
+    FLAG,
+    GONE,
+    OP,
+    PATH,
+    STATE,
+    STRING,
+    TAR,
+    USER,
+    Param,
+    Route,
+    integer,
+    seconds,
+)
 from skerry.wire.sessions import SessionCreate, SessionInfo
-
-BYTES: Final = "application/octet-stream"
-TAR: Final = "application/x-tar"
-
-
-class Param(NamedTuple):
-    """A query field."""
-
-    name: str
-    schema: dict[str, Any]
-    text: str
-    required: bool = False
-
-
-class Route(NamedTuple):
-    """One route. `body` and `answer` are types, or media types of raw bytes; None: an empty object."""
-
-    method: str
-    path: str
-    text: str
-    body: Any = None
-    answer: Any = None
-    params: tuple[Param, ...] = ()
-    socket: tuple[Any, ...] = ()  # of a WebSocket: the types that go over it
-
-
-STRING, _FLAG = {"type": "string"}, {"enum": ["0", "1", "true", "false"]}
-_BASE: Final = "/v1/sandboxes/{id}"
-_OP = Param(
-    "op",
-    {"type": "string", "pattern": "^[0-9a-f]{32}$"},
-    "operation id; a repeat gets the recorded answer, or joins",
-)
-_GONE = Param("on_disconnect", {"enum": ["keep", "kill"]}, "what becomes of it if you go; keep")
-_PATH = Param("path", STRING, "absolute, or relative to the workdir", required=True)
-_USER = Param("user", STRING, "name, uid or uid:gid; default: the sandbox's")
-_STATE = Param(
-    "state", {"type": "array", "items": {"enum": [str(state) for state in State]}}, "any of these"
-)
-
-
-def _int(low: int, high: int | None = None) -> dict[str, Any]:
-    top = {} if high is None else {"maximum": high}
-    return {"type": "integer", "minimum": low, **top}
-
-
-def _seconds(high: int) -> dict[str, Any]:
-    return {"type": "number", "minimum": 0, "maximum": high}
-
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route("GET", "/v1/health", "The node's own view; needs no token.", answer=Health),
@@ -95,7 +62,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "Makes a sandbox.",
         SandboxSpec,
         SandboxInfo,
-        params=(Param("wait", _seconds(60), "waits that long for room; 0"),),
+        params=(Param("wait", seconds(60), "waits that long for room; 0"),),
     ),
     Route(
         "GET",
@@ -103,10 +70,10 @@ ROUTES: Final[tuple[Route, ...]] = (
         "Lists sandboxes, oldest first.",
         answer=SandboxPage,
         params=(
-            _STATE,
+            STATE,
             Param("label", {"type": "array", "items": STRING}, "name=value; all must match"),
             Param("key", STRING, "idempotency key"),
-            Param("limit", _int(1, 1000), "at most that many; 100"),
+            Param("limit", integer(1, 1000), "at most that many; 100"),
             Param("cursor", STRING, "of the page before"),
         ),
     ),
@@ -116,17 +83,17 @@ ROUTES: Final[tuple[Route, ...]] = (
         "Makes many.",
         BatchCreate,
         BatchResult,
-        params=(Param("stream", _FLAG, "1: the answer is a stream of BatchEvent instead"),),
+        params=(Param("stream", FLAG, "1: the answer is a stream of BatchEvent instead"),),
     ),
     Route("POST", "/v1/sandboxes/batch/delete", "Destroys many.", BatchDelete, BatchResult),
-    Route("GET", _BASE, "What a sandbox is.", answer=SandboxInfo),
+    Route("GET", BASE, "What a sandbox is.", answer=SandboxInfo),
     Route(
-        "PATCH", _BASE, "Changes deadlines and labels while it lives.", SandboxChange, SandboxInfo
+        "PATCH", BASE, "Changes deadlines and labels while it lives.", SandboxChange, SandboxInfo
     ),
-    Route("POST", f"{_BASE}/pause", "Its commands stand still; idempotent.", answer=SandboxInfo),
-    Route("POST", f"{_BASE}/resume", "They go on; idempotent.", answer=SandboxInfo),
+    Route("POST", f"{BASE}/pause", "Its commands stand still; idempotent.", answer=SandboxInfo),
+    Route("POST", f"{BASE}/resume", "They go on; idempotent.", answer=SandboxInfo),
     Route(
-        "POST", f"{_BASE}/stop", "Ends it; name and results stay. Idempotent.", answer=SandboxInfo
+        "POST", f"{BASE}/stop", "Ends it; name and results stay. Idempotent.", answer=SandboxInfo
     ),
     Route(
         "GET",
@@ -146,185 +113,185 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("DELETE", "/v1/node/drain", "New sandboxes are taken again.", answer=DrainState),
     Route(
         "DELETE",
-        _BASE,
+        BASE,
         "Destroys it; idempotent, answers when nothing is left.",
         answer=SandboxInfo,
     ),
-    Route("GET", f"{_BASE}/usage", "What it has used.", answer=Usage),
-    Route("GET", f"{_BASE}/network", "Its policy, and what came of it.", answer=NetworkView),
-    Route("PUT", f"{_BASE}/network", "Another policy.", NetworkBody, NetworkView),
-    Route("POST", f"{_BASE}/sessions", "Makes a session.", SessionCreate, SessionInfo),
-    Route("GET", f"{_BASE}/sessions", "Its sessions.", answer=list[SessionInfo]),
-    Route("GET", f"{_BASE}/sessions/{{session}}", "One session.", answer=SessionInfo),
-    Route("DELETE", f"{_BASE}/sessions/{{session}}", "Ends it and all in it; idempotent."),
+    Route("GET", f"{BASE}/usage", "What it has used.", answer=Usage),
+    Route("GET", f"{BASE}/network", "Its policy, and what came of it.", answer=NetworkView),
+    Route("PUT", f"{BASE}/network", "Another policy.", NetworkBody, NetworkView),
+    Route("POST", f"{BASE}/sessions", "Makes a session.", SessionCreate, SessionInfo),
+    Route("GET", f"{BASE}/sessions", "Its sessions.", answer=list[SessionInfo]),
+    Route("GET", f"{BASE}/sessions/{{session}}", "One session.", answer=SessionInfo),
+    Route("DELETE", f"{BASE}/sessions/{{session}}", "Ends it and all in it; idempotent."),
     Route(
         "GET",
-        f"{_BASE}/wait",
+        f"{BASE}/wait",
         "Answers when it is in one of the states, or after the timeout.",
         answer=SandboxInfo,
-        params=(_STATE, Param("timeout", _seconds(600), "seconds; 30")),
+        params=(STATE, Param("timeout", seconds(600), "seconds; 30")),
     ),
-    Route("POST", f"{_BASE}/run", "Runs a command.", CommandSpec, RunResult, (_OP, _GONE)),
+    Route("POST", f"{BASE}/run", "Runs a command.", CommandSpec, RunResult, (OP, GONE)),
     Route(
         "POST",
-        f"{_BASE}/stream",
+        f"{BASE}/stream",
         "Runs a command, output as it comes.",
         CommandSpec,
         STREAM,
-        (_OP, _GONE),
+        (OP, GONE),
     ),
-    Route("GET", f"{_BASE}/ops", "Its commands, without results.", answer=list[OpStatus]),
+    Route("GET", f"{BASE}/ops", "Its commands, without results.", answer=list[OpStatus]),
     Route(
         "POST",
-        f"{_BASE}/ops",
+        f"{BASE}/ops",
         "Starts a command; answers once its program runs, or it has ended without.",
         CommandSpec,
         OpStatus,
-        (_OP,),
+        (OP,),
     ),
     Route(
         "GET",
-        f"{_BASE}/ops/{{op}}/output",
+        f"{BASE}/ops/{{op}}/output",
         "A command's output from these offsets on, with positions: what was kept, then what comes.",
         answer=STREAM,
         params=(
-            Param("stdout", _int(0), "offset; 0"),
-            Param("stderr", _int(0), "offset; 0"),
-            Param("pace", _FLAG, "whether a slow reader slows the command, or is cut off; 1"),
+            Param("stdout", integer(0), "offset; 0"),
+            Param("stderr", integer(0), "offset; 0"),
+            Param("pace", FLAG, "whether a slow reader slows the command, or is cut off; 1"),
         ),
     ),
     Route(
         "POST",
-        f"{_BASE}/ops/{{op}}/stdin",
+        f"{BASE}/ops/{{op}}/stdin",
         "Passes standard input on; what came before the offset is skipped, a gap is a conflict.",
         BYTES,
         StdinTaken,
         (
-            Param("offset", _int(0), "where the bytes begin", required=True),
-            Param("eof", _FLAG, "that was all; 0"),
+            Param("offset", integer(0), "where the bytes begin", required=True),
+            Param("eof", FLAG, "that was all; 0"),
         ),
     ),
-    Route("POST", f"{_BASE}/ops/{{op}}/resize", "Sets a terminal's size.", Terminal),
+    Route("POST", f"{BASE}/ops/{{op}}/resize", "Sets a terminal's size.", Terminal),
     Route(
         "GET",
-        f"{_BASE}/ops/{{op}}",
+        f"{BASE}/ops/{{op}}",
         "How a command stands.",
         answer=OpStatus,
-        params=(Param("wait", _seconds(600), "seconds to wait for its end; 0"),),
+        params=(Param("wait", seconds(600), "seconds to wait for its end; 0"),),
     ),
-    Route("POST", f"{_BASE}/ops/{{op}}/signal", "Signals all its processes.", SignalBody),
-    Route("POST", f"{_BASE}/ops/{{op}}/cancel", "Ends all its processes."),
+    Route("POST", f"{BASE}/ops/{{op}}/signal", "Signals all its processes.", SignalBody),
+    Route("POST", f"{BASE}/ops/{{op}}/cancel", "Ends all its processes."),
     Route(
         "GET",
-        f"{_BASE}/attach",
+        f"{BASE}/attach",
         "A command's streams both ways. First message: the command; an empty one joins.",
         params=(
-            _OP,
-            _GONE,
+            OP,
+            GONE,
             Param("who", STRING, "what others are told about who has the terminal"),
-            Param("takeover", _FLAG, "take the terminal from who has it; 0"),
-            Param("watch", _FLAG, "only look; 0"),
+            Param("takeover", FLAG, "take the terminal from who has it; 0"),
+            Param("watch", FLAG, "only look; 0"),
         ),
         socket=(CommandSpec, ClientEvent, StreamEvent),
     ),
     Route(
         "GET",
-        f"{_BASE}/forward",
+        f"{BASE}/forward",
         "Connections to a port inside. First message: ForwardOpen, answered by an empty frame "
         "once it is open; then frames both ways.",
         socket=(ForwardOpen, ForwardFrame),
     ),
     Route(
         "GET",
-        f"{_BASE}/connect",
+        f"{BASE}/connect",
         "A connection to a port inside. The first message is text: an empty StreamEvent, or the "
         "error; then binary messages are bytes both ways, and an empty one ends that half.",
-        params=(Param("port", _int(1, 65_535), "port of the loopback inside", required=True),),
+        params=(Param("port", integer(1, 65_535), "port of the loopback inside", required=True),),
         socket=(StreamEvent,),
     ),
     Route(
         "GET",
-        f"{_BASE}/files",
+        f"{BASE}/files",
         "A file's content.",
         answer=BYTES,
         params=(
-            _PATH,
-            _USER,
-            Param("offset", _int(0), "first byte; 0"),
-            Param("length", _int(-1), "bytes; -1: to the end, as it is when this is asked"),
-            Param("tail", _int(0), "the last bytes instead; at most that many"),
-            Param("sparse", _FLAG, "as a map of its pieces and the pieces: holes are not sent"),
+            PATH,
+            USER,
+            Param("offset", integer(0), "first byte; 0"),
+            Param("length", integer(-1), "bytes; -1: to the end, as it is when this is asked"),
+            Param("tail", integer(0), "the last bytes instead; at most that many"),
+            Param("sparse", FLAG, "as a map of its pieces and the pieces: holes are not sent"),
         ),
     ),
     Route(
         "PUT",
-        f"{_BASE}/files",
+        f"{BASE}/files",
         "Writes a file as a whole.",
         BYTES,
         FileInfo,
         (
-            _PATH,
-            _USER,
+            PATH,
+            USER,
             Param(
                 "mode",
                 {"type": "string", "pattern": "^(0o)?[0-7]{1,5}$"},
                 "octal; default: its own, if new 644",
             ),
-            Param("parents", _FLAG, "make missing directories"),
-            Param("append", _FLAG, "add to what is there"),
-            Param("exclusive", _FLAG, "refuse if it is there"),
-            Param("offset", _int(0), "over what is there, from this byte on, in place"),
-            Param("sparse", _FLAG, "the body is a map of pieces and the pieces"),
+            Param("parents", FLAG, "make missing directories"),
+            Param("append", FLAG, "add to what is there"),
+            Param("exclusive", FLAG, "refuse if it is there"),
+            Param("offset", integer(0), "over what is there, from this byte on, in place"),
+            Param("sparse", FLAG, "the body is a map of pieces and the pieces"),
         ),
     ),
     Route(
         "GET",
-        f"{_BASE}/files/walk",
+        f"{BASE}/files/walk",
         "What is below a directory, as a stream.",
         answer=FILES_STREAM,
         params=(
-            _PATH,
-            _USER,
-            Param("depth", _int(1), "levels; default: all"),
+            PATH,
+            USER,
+            Param("depth", integer(1), "levels; default: all"),
             Param("types", STRING, "letters of types: f d l p s c b; default: all"),
             Param("glob", STRING, "names, or paths if it holds a slash; ** is any number of parts"),
         ),
     ),
     Route(
         "GET",
-        f"{_BASE}/files/watch",
+        f"{BASE}/files/watch",
         "What happens at and below a path, as a stream.",
         answer=FILES_STREAM,
-        params=(_PATH, _USER, Param("recursive", _FLAG, "directories below too")),
+        params=(PATH, USER, Param("recursive", FLAG, "directories below too")),
     ),
     Route(
         "GET",
-        f"{_BASE}/files/usage",
+        f"{BASE}/files/usage",
         "What a tree takes up.",
         answer=TreeUsage,
-        params=(_PATH, _USER),
+        params=(PATH, USER),
     ),
-    Route("POST", f"{_BASE}/files/op", "An operation on names.", FileOp, list[FileInfo]),
+    Route("POST", f"{BASE}/files/op", "An operation on names.", FileOp, list[FileInfo]),
     Route(
         "GET",
-        f"{_BASE}/tree",
+        f"{BASE}/tree",
         "A directory, or one file, as a tar.",
         answer=TAR,
-        params=(_PATH, _USER),
+        params=(PATH, USER),
     ),
-    Route("PUT", f"{_BASE}/tree", "Unpacks a tar beneath a directory.", TAR, None, (_PATH, _USER)),
-    Route("GET", f"{_BASE}/diff", "What was written, by path.", answer=DiffBody),
+    Route("PUT", f"{BASE}/tree", "Unpacks a tar beneath a directory.", TAR, None, (PATH, USER)),
+    Route("GET", f"{BASE}/diff", "What was written, by path.", answer=DiffBody),
     Route(
         "GET",
-        f"{_BASE}/diff/tar",
+        f"{BASE}/diff/tar",
         "What was added or modified, as a tar.",
         answer=TAR,
         params=(Param("under", STRING, "only at and below this path; /"),),
     ),
-    Route("POST", f"{_BASE}/commit", "Makes a layer of it.", CommitBody, LayerManifest),
+    Route("POST", f"{BASE}/commit", "Makes a layer of it.", CommitBody, LayerManifest),
     Route(
         "POST",
-        f"{_BASE}/commits",
+        f"{BASE}/commits",
         "The same, answered once it is acknowledged: what was written before is in the layer.",
         CommitBody,
         CommitInfo,
@@ -341,11 +308,11 @@ ROUTES: Final[tuple[Route, ...]] = (
         "/v1/commits/{commit}",
         "How a commit stands.",
         answer=CommitInfo,
-        params=(Param("wait", _seconds(600), "seconds to wait for its end; 0"),),
+        params=(Param("wait", seconds(600), "seconds to wait for its end; 0"),),
     ),
     Route(
         "POST",
-        f"{_BASE}/fork",
+        f"{BASE}/fork",
         "Sandboxes that begin with what this one has written; of one moment.",
         ForkBody,
         BatchResult,
@@ -397,14 +364,14 @@ ROUTES: Final[tuple[Route, ...]] = (
         "/v1/images/{name}/verify",
         "Reads its bytes again and compares them with its digests.",
         answer=LayerCheck,
-        params=(Param("remove", _FLAG, "1: damaged blobs go, so that they can be stored anew"),),
+        params=(Param("remove", FLAG, "1: damaged blobs go, so that they can be stored anew"),),
     ),
     Route(
         "POST",
         "/v1/store/collect",
         "Removes blobs that nothing needs; takes the store's grace period.",
         answer=CollectReport,
-        params=(Param("dry_run", _FLAG, "1: only says what would go, and why the rest stays"),),
+        params=(Param("dry_run", FLAG, "1: only says what would go, and why the rest stays"),),
     ),
     Route("POST", "/v1/images/{name}/debian", "Makes a base layer.", DebianBody, STREAM),
     Route(

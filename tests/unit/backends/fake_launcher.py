@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 
-from skerry.wire import plan
+from skerry.wire import replies
 from skerry.wire.fields import FieldBuilder, Fields
 from skerry.wire.frames import Frame, LauncherFrame, Tag, decode_frame, encode_frame
 
@@ -70,7 +70,7 @@ class FakeLauncher:
         self._client.send(encode_frame(kind, 0, request, payload))
 
     def exited(self, instance: str, status: int) -> None:
-        event = plan.Exited(instance=instance, wait_status=status)
+        event = replies.Exited(instance=instance, wait_status=status)
         self.send(LauncherFrame.EXITED, 0, event.payload())
 
     def count(self, kind: LauncherFrame) -> int:

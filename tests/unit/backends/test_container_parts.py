@@ -24,7 +24,7 @@ from skerry.backends.shared.cgroup import Layout, Limits
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.errors import InvalidRequest, LayerDamaged, Overloaded, StorageFailed, Unavailable
 from skerry.spec.layers import LayerFile, RootfsPlan
-from skerry.wire import plan
+from skerry.wire import plan, replies
 
 LAYOUT = Layout("v1", "/u", {"memory": "/m", "pids": "/p", "cpu": "/c"}, True)
 LOG = logging.getLogger("test")
@@ -36,13 +36,13 @@ class Answers:
         self.asked: list[plan.Request] = []
         self.broken: dict[type[plan.Request], int] = {}
 
-    async def __call__(self, request: plan.Request) -> plan.Reply:
+    async def __call__(self, request: plan.Request) -> replies.Reply:
         self.asked.append(request)
         await asyncio.sleep(0)
         number = self.broken.get(type(request))
         if number is not None:
-            raise LauncherFailed(request.CODE.name, plan.Failure(error_step="x", errno=number))
-        return plan.Reply(1, None)
+            raise LauncherFailed(request.CODE.name, replies.Failure(error_step="x", errno=number))
+        return replies.Reply(1, None)
 
 
 def kinds(answers: Answers) -> list[str]:
@@ -102,19 +102,19 @@ class Table(Answers):
         super().__init__()
         self.room, self.mounted, self.busy = room, set[str](), set[str]()
 
-    async def __call__(self, request: plan.Request) -> plan.Reply:
+    async def __call__(self, request: plan.Request) -> replies.Reply:
         await asyncio.sleep(0)
         if isinstance(request, plan.LayerMount):
             if len(self.mounted) == self.room:
-                full = plan.Failure(error_step="layer", errno=errno.ENOSPC, text="it is full")
+                full = replies.Failure(error_step="layer", errno=errno.ENOSPC, text="it is full")
                 raise LauncherFailed(request.CODE.name, full)
             self.mounted.add(request.layer)
         if isinstance(request, plan.LayerUnmount):
             if request.layer in self.busy:
-                busy = plan.Failure(error_step="layer", errno=errno.EBUSY)
+                busy = replies.Failure(error_step="layer", errno=errno.EBUSY)
                 raise LauncherFailed(request.CODE.name, busy)
             self.mounted.discard(request.layer)
-        return plan.Reply(1, None)
+        return replies.Reply(1, None)
 
 
 def numbered(number: int) -> LayerFile:
@@ -295,8 +295,8 @@ def test_processes_are_told_apart():
 @pytest.mark.parametrize(
     "error",
     [
-        LauncherFailed("SLOT_MAKE", plan.Failure(error_step="slot", errno=errno.EEXIST)),
-        LauncherFailed("SLOT_MAKE", plan.Failure(error_step="deadline", errno=errno.ETIMEDOUT)),
+        LauncherFailed("SLOT_MAKE", replies.Failure(error_step="slot", errno=errno.EEXIST)),
+        LauncherFailed("SLOT_MAKE", replies.Failure(error_step="deadline", errno=errno.ETIMEDOUT)),
         Unavailable("the launcher was lost during SLOT_MAKE"),
     ],
 )
@@ -308,7 +308,7 @@ async def test_slot_that_cannot_be_made_is_replaced_by_another(monkeypatch, erro
     async def ask(asked):
         if isinstance(asked, plan.SlotMake) and failures:
             raise failures.pop()
-        return plan.Reply(1, None)
+        return replies.Reply(1, None)
 
     async def start(_parts, _request, slot):
         return slot

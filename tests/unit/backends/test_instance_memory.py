@@ -13,7 +13,7 @@ from skerry.backends.container.slots import Slot
 from skerry.backends.shared.cgroup import Counters, Layout, Limits
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.errors import Unavailable
-from skerry.wire import plan
+from skerry.wire import plan, replies
 from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import Tag
 
@@ -47,7 +47,7 @@ class World:
     def counters(self) -> Counters:
         return Counters(memory_bytes=self.memory, swap_bytes=self.swapped)
 
-    async def ask(self, request: plan.Request) -> plan.Reply:
+    async def ask(self, request: plan.Request) -> replies.Reply:
         self.asked.append(request)
         if type(request) in self.failing:
             raise self.failing[type(request)]
@@ -57,7 +57,7 @@ class World:
             self.memory -= moved
             self.swapped += moved
             self.now += self.takes_s
-        return plan.Reply(1, None, FieldBuilder().u64(Tag.BYTES, moved).payload())
+        return replies.Reply(1, None, FieldBuilder().u64(Tag.BYTES, moved).payload())
 
     def count(self, kind: type[plan.Request]) -> int:
         return sum(type(asked) is kind for asked in self.asked)
@@ -97,7 +97,7 @@ async def test_without_swap_or_memory_nothing_is_asked(world):
 
 @pytest.mark.parametrize(
     "error",
-    [LauncherFailed("RECLAIM", plan.Failure(errno=11)), Unavailable("the launcher is lost")],
+    [LauncherFailed("RECLAIM", replies.Failure(errno=11)), Unavailable("the launcher is lost")],
 )
 async def test_memory_that_cannot_be_moved_does_not_undo_the_pause(world, error):
     world.failing[plan.Reclaim] = error

@@ -12,7 +12,7 @@ from skerry.backends.container.parts import Parts, Places
 from skerry.backends.container.slots import Slot
 from skerry.backends.shared.cgroup import Counters, Layout, Limits
 from skerry.errors import StorageFailed, Unavailable
-from skerry.wire import plan
+from skerry.wire import plan, replies
 
 LIMITS = Limits(256 << 20, 10, 1.0)
 
@@ -32,12 +32,12 @@ class World:
         self.instance = ContainerInstance(self.parts, facts, Slot(3, self.parts.groups))
         self.instance.born(9, 1, ())
 
-    async def ask(self, request: plan.Request) -> plan.Reply:
+    async def ask(self, request: plan.Request) -> replies.Reply:
         self.asked.append(type(request))
         if type(request) in self.lost:
             self.lost.discard(type(request))
             raise Unavailable("the launcher was lost")
-        return plan.Reply(1, None)
+        return replies.Reply(1, None)
 
 
 @pytest.fixture

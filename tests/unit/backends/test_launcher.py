@@ -13,7 +13,7 @@ from skerry.backends.shared import binaries
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.backends.shared.launcher_process import LauncherProcess
 from skerry.errors import Overloaded, StorageFailed, Unavailable
-from skerry.wire import plan
+from skerry.wire import plan, replies
 from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import LauncherFrame, Tag
 
@@ -80,7 +80,7 @@ async def test_events_are_told(launcher, fake, events):
     await launcher.ask(plan.Status())
     fake.exited("abc", 9)
     await launcher.ask(plan.Status())
-    assert events == [plan.Exited(instance="abc", wait_status=9)]
+    assert events == [replies.Exited(instance="abc", wait_status=9)]
 
 
 async def test_nonsense_ends_the_connection(launcher, fake):

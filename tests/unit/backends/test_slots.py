@@ -19,7 +19,7 @@ from skerry.backends.container.slots import (
 from skerry.backends.shared.cgroup import Counters, Layout, groups_of
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.errors import Overloaded, Unavailable
-from skerry.wire import plan
+from skerry.wire import plan, replies
 
 MIB = 1 << 20
 LAYOUT = Layout("v1", "/u", {"memory": "/m", "pids": "/p", "cpu": "/c"}, True)
@@ -32,12 +32,12 @@ class Answers:
         self.asked: list[plan.Request] = []
         self.broken: dict[type[plan.Request], Exception] = {}
 
-    async def __call__(self, request: plan.Request) -> plan.Reply:
+    async def __call__(self, request: plan.Request) -> replies.Reply:
         self.asked.append(request)
         await asyncio.sleep(0)
         if type(request) in self.broken:
             raise self.broken[type(request)]
-        return plan.Reply(1, None)
+        return replies.Reply(1, None)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ async def test_unclean_slot_is_dropped_and_its_number_free(pool, answers, clean,
 
 async def test_number_whose_groups_stay_is_put_aside(pool, answers):
     slot = await pool.acquire(MIB)
-    failure = plan.Failure(error_step="rmdir", errno=16)
+    failure = replies.Failure(error_step="rmdir", errno=16)
     answers.broken[plan.SlotDrop] = LauncherFailed("SLOT_DROP", failure)
     await pool.release(slot, clean=False, after=Counters())
     assert pool.stuck == (slot.number,)

@@ -126,7 +126,7 @@ def test_any_frames_end_the_channel_cleanly_or_are_taken(frames):
         channel.connection_made(DeadTransport())
         client._take_first(welcome_frame())
         running = client.start(operation(stdin=True), ListSink())
-        client._spawn(listen(client))
+        client._tasks.spawn(listen(client))
         await asyncio.sleep(0)
         stream = b"".join(guest.encode_frame(*frame[:3], frame.payload) for frame in frames)
         channel.data_received(stream)

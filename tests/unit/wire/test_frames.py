@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.errors import InvalidRequest
-from skerry.wire import guest, plan
+from skerry.wire import guest, replies
 from skerry.wire.frames import (
     DATA_BYTES_MAX,
     HEADER_BYTES,
@@ -89,7 +89,7 @@ def test_golden_frames_mean_the_same_on_both_sides():
     assert len(frames) >= 17
     for name, packet in frames.items():
         if name.startswith("launcher_"):
-            reply = plan.decode(packet)
+            reply = replies.decode(packet)
             again = encode_frame(LauncherFrame.FAIL, 0, reply.request_id, reply.failure.payload())
             assert again == packet, name
             continue

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import InvalidRequest
-from skerry.wire import plan
+from skerry.wire import plan, replies
 from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import LauncherFrame, ProtocolError, Tag, decode_frame, encode_frame
 
@@ -84,30 +84,30 @@ def test_request_with_a_nul_or_too_long_is_refused():
 
 
 def test_success_is_read_by_its_request():
-    status = plan.StatusReply(pid=9, version=1, instance=("a",), layer=("l",), slot=(3, 1 << 63))
-    reply = plan.decode(encode_frame(LauncherFrame.OK, 0, 5, status.payload()))
-    assert isinstance(reply, plan.Reply)
+    status = replies.StatusReply(pid=9, version=1, instance=("a",), layer=("l",), slot=(3, 1 << 63))
+    reply = replies.decode(encode_frame(LauncherFrame.OK, 0, 5, status.payload()))
+    assert isinstance(reply, replies.Reply)
     assert (reply.request_id, reply.failure) == (5, None)
     assert reply.status() == status
-    started = plan.StartReply(pid=4, step_us=("clone=50",))
-    assert plan.Reply(1, None, started.payload()).start() == started
-    stopped = plan.StopReply(wait_status=9, read=(b"12\n", b"a\0"), slot_clean=False, text="why")
-    assert plan.Reply(1, None, stopped.payload()).stop() == stopped
-    upper = plan.UpperReply(("quota",))
-    assert plan.Reply(1, None, upper.payload()).upper() == upper
+    started = replies.StartReply(pid=4, step_us=("clone=50",))
+    assert replies.Reply(1, None, started.payload()).start() == started
+    stopped = replies.StopReply(wait_status=9, read=(b"12\n", b"a\0"), slot_clean=False, text="why")
+    assert replies.Reply(1, None, stopped.payload()).stop() == stopped
+    upper = replies.UpperReply(("quota",))
+    assert replies.Reply(1, None, upper.payload()).upper() == upper
     with pytest.raises(ProtocolError, match="PID"):
-        plan.Reply(1, None).start()
+        replies.Reply(1, None).start()
 
 
 def test_failure_says_step_errno_and_text():
-    failure = plan.Failure(error_step="overlay", errno=22, text="no such layer")
-    reply = plan.decode(encode_frame(LauncherFrame.FAIL, 0, 5, failure.payload()))
-    assert reply == plan.Reply(5, failure)
+    failure = replies.Failure(error_step="overlay", errno=22, text="no such layer")
+    reply = replies.decode(encode_frame(LauncherFrame.FAIL, 0, 5, failure.payload()))
+    assert reply == replies.Reply(5, failure)
 
 
 def test_exit_is_an_event():
-    event = plan.Exited(instance="i1", wait_status=256)
-    assert plan.decode(encode_frame(LauncherFrame.EXITED, 0, 0, event.payload())) == event
+    event = replies.Exited(instance="i1", wait_status=256)
+    assert replies.decode(encode_frame(LauncherFrame.EXITED, 0, 0, event.payload())) == event
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_exit_is_an_event():
         encode_frame(LauncherFrame.OK, 0, 0),
         encode_frame(LauncherFrame.FAIL, 0, 0),
         encode_frame(
-            LauncherFrame.EXITED, 0, 1, plan.Exited(instance="i", wait_status=0).payload()
+            LauncherFrame.EXITED, 0, 1, replies.Exited(instance="i", wait_status=0).payload()
         ),
         encode_frame(LauncherFrame.STATUS, 0, 1),
         encode_frame(LauncherFrame.FAIL, 0, 1, FieldBuilder().u64(Tag.ERRNO, 5000).payload()),
@@ -125,4 +125,4 @@ def test_exit_is_an_event():
 )
 def test_packet_that_is_no_answer_is_refused(packet):
     with pytest.raises(ProtocolError):
-        plan.decode(packet)
+        replies.decode(packet)

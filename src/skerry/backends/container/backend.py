@@ -25,7 +25,7 @@ from skerry.backends.shared import binaries, proc
 from skerry.backends.shared.launcher import Launcher, LauncherFailed
 from skerry.backends.shared.launcher_process import LauncherProcess, clear_log
 from skerry.errors import Conflict, SkerryError, Unavailable
-from skerry.wire import plan
+from skerry.wire import plan, replies
 
 TRASH_TIMEOUT_S = 30.0
 TRASH_POLL_S = 0.02
@@ -236,7 +236,7 @@ class ContainerBackend:
             argv += ["--orphan-after", str(seconds), "--keep", self.places.keep_dir]
         return tuple(argv)
 
-    async def _restore(self, launcher: Launcher, status: plan.StatusReply) -> None:
+    async def _restore(self, launcher: Launcher, status: replies.StatusReply) -> None:
         parts, store = self.parts, self._store
         assert store is not None  # noqa: S101
         if not status.upper:
@@ -247,7 +247,7 @@ class ContainerBackend:
         if self._session is not None:
             os.close((await self._ask_session(launcher, self._session)).descriptor)
 
-    def _exited(self, event: plan.Exited) -> None:
+    def _exited(self, event: replies.Exited) -> None:
         instance = self._parts.instances.get(event.instance) if self._parts else None
         if instance is not None:
             instance.exited(event.wait_status)

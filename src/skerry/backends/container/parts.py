@@ -20,7 +20,7 @@ from skerry.backends.shared.cgroup import Counters, Layout, groups_of
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.backends.shared.launcher_process import LauncherProcess
 from skerry.errors import Unavailable
-from skerry.wire import plan
+from skerry.wire import plan, replies
 
 if TYPE_CHECKING:
     from skerry.backends.container.instance import ContainerInstance
@@ -90,7 +90,7 @@ class Parts:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def ask_raw(self, request: plan.Request) -> plan.Reply:
+    async def ask_raw(self, request: plan.Request) -> replies.Reply:
         """Asks the launcher; LauncherFailed, or Unavailable if it is lost."""
         if self.process is None:
             raise Unavailable("the container backend is not running")
@@ -101,7 +101,7 @@ class Parts:
         if self.process is not None:
             await self.process.get()
 
-    async def ask(self, request: plan.Request) -> plan.Reply:
+    async def ask(self, request: plan.Request) -> replies.Reply:
         """Asks the launcher; raises errors of the seam only."""
         try:
             return await self.ask_raw(request)

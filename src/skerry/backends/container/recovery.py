@@ -12,7 +12,7 @@ from skerry.backends.container.parts import Parts
 from skerry.backends.container.remains import process_start, remove_groups_below
 from skerry.backends.shared.launcher import Launcher, LauncherFailed
 from skerry.errors import Bug, SkerryError
-from skerry.wire import plan
+from skerry.wire import plan, replies
 
 
 def is_alive(parts: Parts, facts: Facts) -> bool:
@@ -84,7 +84,7 @@ async def _forget_dead(parts: Parts, facts: Facts) -> None:
     parts.remains.unlink_socket(facts.instance)
 
 
-async def restore(parts: Parts, launcher: Launcher, status: plan.StatusReply) -> None:
+async def restore(parts: Parts, launcher: Launcher, status: replies.StatusReply) -> None:
     """Tells a launcher, found or new, what lives; runs before any other request gets through."""
     held = set(status.instance)
     parts.layers.found(status.layer)
@@ -111,7 +111,7 @@ async def restore(parts: Parts, launcher: Launcher, status: plan.StatusReply) ->
         parts.restored = True
 
 
-async def _find_orphans(parts: Parts, launcher: Launcher, status: plan.StatusReply) -> None:
+async def _find_orphans(parts: Parts, launcher: Launcher, status: replies.StatusReply) -> None:
     """Keeps the numbers of slots of an earlier node out of use; drops those that are idle."""
     for number in sorted(parts.remains.slots() | set(status.slot)):
         slot = parts.slots.reserve(number)

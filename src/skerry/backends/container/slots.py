@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from skerry.backends.shared.cgroup import Counters, Groups, Limits, SlotGroups
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.errors import Overloaded, SkerryError
-from skerry.wire import plan
+from skerry.wire import plan, replies
 
 SLOTS_MAX = 20_000
 UID_BASE_FIRST = 1 << 20
@@ -39,7 +39,7 @@ DROPS_AT_ONCE = 32  # a pass: what a burst left over is given back within half a
 DROP_TRIES = 40
 DROP_PAUSE_S = 0.05
 
-Ask = Callable[[plan.Request], Awaitable[plan.Reply]]
+Ask = Callable[[plan.Request], Awaitable[replies.Reply]]
 
 
 class Slot:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from skerry.errors import Overloaded, SkerryError, StorageFailed, Unavailable
-from skerry.wire import plan
+from skerry.wire import plan, replies
 from skerry.wire.frames import HEADER_BYTES, PAYLOAD_BYTES_MAX, ProtocolError
 
 REQUEST_TIMEOUT_S = 60.0
@@ -29,7 +29,7 @@ _FULL = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 class LauncherFailed(Exception):
     """The launcher answered FAIL: which step of the request, why, and details."""
 
-    def __init__(self, request: str, failure: plan.Failure) -> None:
+    def __init__(self, request: str, failure: replies.Failure) -> None:
         self.request, self.step, self.errno = request, failure.error_step, failure.errno
         why = os.strerror(failure.errno) if failure.errno else "failed"
         details = f": {failure.text}" if failure.text else ""
@@ -48,18 +48,18 @@ class LauncherFailed(Exception):
 class Launcher:
     """One connection. After `lost` is set every request raises Unavailable."""
 
-    def __init__(self, sock: socket.socket, on_exited: Callable[[plan.Exited], None]) -> None:
+    def __init__(self, sock: socket.socket, on_exited: Callable[[replies.Exited], None]) -> None:
         self._sock = sock
         self._on_exited = on_exited
         self._loop = asyncio.get_running_loop()
         self._next_id = 1
-        self._waiting: dict[int, tuple[str, asyncio.Future[plan.Reply]]] = {}
+        self._waiting: dict[int, tuple[str, asyncio.Future[replies.Reply]]] = {}
         self._unsent: deque[tuple[bytes, int | None]] = deque()  # with descriptors of our own
         self.lost = asyncio.Event()
         self._loop.add_reader(sock, self._readable)
 
     @classmethod
-    async def connect(cls, path: str, on_exited: Callable[[plan.Exited], None]) -> Launcher:
+    async def connect(cls, path: str, on_exited: Callable[[replies.Exited], None]) -> Launcher:
         """Connects to a running launcher; OSError if there is none."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
@@ -92,7 +92,7 @@ class Launcher:
         timeout_s: float = REQUEST_TIMEOUT_S,
         *,
         descriptor: int | None = None,
-    ) -> plan.Reply:
+    ) -> replies.Reply:
         """Asks, with a copy of a descriptor if one is given, and returns the answer.
 
         Raises LauncherFailed for FAIL; Unavailable if the connection is lost or nothing comes in
@@ -104,7 +104,7 @@ class Launcher:
         number = self._next_id
         self._next_id = self._next_id % 0xFFFF_FFFF + 1
         packet = request.encode(number)
-        future: asyncio.Future[plan.Reply] = self._loop.create_future()
+        future: asyncio.Future[replies.Reply] = self._loop.create_future()
         self._waiting[number] = (name, future)
         self._send(packet, descriptor)
         try:
@@ -119,7 +119,7 @@ class Launcher:
             raise LauncherFailed(name, reply.failure)
         return reply
 
-    async def status(self, timeout_s: float = REQUEST_TIMEOUT_S) -> plan.StatusReply:
+    async def status(self, timeout_s: float = REQUEST_TIMEOUT_S) -> replies.StatusReply:
         """Returns what the launcher is and holds, all pages in one; raises as `ask` does."""
         page = whole = (await self.ask(plan.Status(), timeout_s)).status()
         while page.offset is not None:
@@ -168,14 +168,14 @@ class Launcher:
                 self.close()
                 return
             try:
-                self._received(plan.decode(packet), descriptor)
+                self._received(replies.decode(packet), descriptor)
             except ProtocolError:
                 _close(descriptor)
                 self.close()
                 return
 
-    def _received(self, packet: plan.Reply | plan.Exited, descriptor: int | None) -> None:
-        if isinstance(packet, plan.Exited):
+    def _received(self, packet: replies.Reply | replies.Exited, descriptor: int | None) -> None:
+        if isinstance(packet, replies.Exited):
             _close(descriptor)
             self._on_exited(packet)
             return

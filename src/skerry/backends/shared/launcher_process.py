@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from skerry.backends.shared import proc
 from skerry.backends.shared.launcher import REQUEST_TIMEOUT_S, Launcher, LauncherFailed
 from skerry.errors import Conflict, SkerryError, Unavailable
-from skerry.wire import plan
+from skerry.wire import plan, replies
 
 START_TIMEOUT_S = 10.0
 RESTARTS_MAX = 8
@@ -26,7 +26,7 @@ RESTART_PAUSE_S = 0.1
 _POLL_S = 0.005
 _LOG_TAIL = 600
 
-Restore = Callable[[Launcher, plan.StatusReply], Awaitable[None]]
+Restore = Callable[[Launcher, replies.StatusReply], Awaitable[None]]
 
 
 class LauncherProcess:
@@ -38,7 +38,7 @@ class LauncherProcess:
         run_dir: str,
         *,
         restore: Restore,
-        on_exited: Callable[[plan.Exited], None],
+        on_exited: Callable[[replies.Exited], None],
         log: logging.Logger,
     ) -> None:
         self._run_dir, self._log = run_dir, log
