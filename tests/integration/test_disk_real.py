@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import random
@@ -325,6 +326,56 @@ def test_stopped_service_serves_the_same_again(rig: Rig) -> None:
         a.close("again")
     a.close("again", discard=True)
     assert subprocess.run(["ls", a.config.mount], capture_output=True, check=True).stdout == b""
+
+
+def test_parts_of_blocks_are_written_on_a_cold_node_by_many_at_once(rig: Rig) -> None:
+    a, b = rig.node("a"), rig.node("b")
+    a.create("mix", 16 * MIB)
+    expected = bytearray(random.Random(1).randbytes(16 * MIB))
+    with open(a.open("mix").path, "r+b", buffering=0) as disk:
+        for at in range(0, 16 * MIB, MIB):
+            os.pwrite(disk.fileno(), expected[at : at + MIB], at)
+    a.snapshot("mix", "mix:1", wait_s=60)
+    path = b.open("mix:1").path
+    parts = [(at, random.Random(at).randbytes(700)) for at in range(300, 16 * MIB - MIB, 1300)]
+    for at, data in parts:
+        expected[at : at + len(data)] = data
+    failures: list[Exception] = []
+
+    def write(mine: list[tuple[int, bytes]]) -> None:
+        try:
+            handle = os.open(path, os.O_RDWR)
+            for at, data in mine:
+                os.pwrite(handle, data, at)
+            os.close(handle)
+        except OSError as error:
+            failures.append(error)
+
+    # Neighbours share blocks, and chunks come from the store meanwhile.
+    threads = [threading.Thread(target=write, args=(parts[one::4],)) for one in range(4)]
+    for thread in threads:
+        thread.start()
+    b.snapshot("mix", "mix:between")
+    for thread in threads:
+        thread.join()
+    assert not failures
+    b.wait("mix", "mix:between", 60)
+    assert Path(path).read_bytes() == expected
+    handle = os.open(path, os.O_RDWR)
+    punch(handle, 5000, 300_000)
+    expected[5000:305_000] = bytes(300_000)
+    os.close(handle)
+    assert Path(path).read_bytes() == expected
+    b.snapshot("mix", "mix:2", wait_s=60)
+    assert Path(path).read_bytes() == expected
+    assert Path(a.open("mix:2", "again").path).read_bytes() == expected
+
+
+def punch(handle: int, offset: int, length: int) -> None:
+    """Makes zeros of a range, as a loop device does when its blocks are discarded."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = libc.fallocate(handle, 3, ctypes.c_int64(offset), ctypes.c_int64(length))
+    assert done == 0, os.strerror(ctypes.get_errno())
 
 
 def test_command_line_makes_opens_and_closes_disks(tmp_path: Path) -> None:

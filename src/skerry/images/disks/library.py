@@ -41,11 +41,11 @@ class Disks:
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config.check()
-        self._store = open_store(config.store, config.s3)
+        self.store = open_store(config.store, config.s3)
 
     def close_store(self) -> None:
         """Ends the lease on the store; idempotent."""
-        self._store.leases.drop()
+        self.store.leases.drop()
 
     # --- in the store ---
 
@@ -53,14 +53,18 @@ class Disks:
         """Returns the manifest of a disk, whose name may be pinned by digest; raises NotFound."""
         wanted = disk_name(name)
         pin = wanted.digest
-        found = self._store.manifest(wanted, pin) if pin else self._store.tagged(wanted)
+        found = self.store.manifest(wanted, pin) if pin else self.store.tagged(wanted)
         if found is None:
             raise NotFound(f"there is no disk {wanted}: skerry disk create makes one")
         return found
 
     def list(self) -> list[LayerManifest]:
         """Returns the disks that have names, sorted."""
-        return [one for one in self._store.catalogue() if one.disk_bytes]
+        return [one for one in self.store.catalogue() if one.disk_bytes]
+
+    def map_of(self, manifest: LayerManifest) -> DiskMap:
+        """Returns the map of a disk; raises LayerDamaged, StorageFailed."""
+        return fetch_map(self.store, manifest.digest)
 
     def create(self, name: str, size: int = 0, *, source: str | None = None) -> LayerManifest:
         """Makes a disk of zeros, or of a raw image, which may be shorter than `size`.
@@ -71,7 +75,7 @@ class Disks:
         wanted = disk_name(name)
         if wanted.digest:
             raise InvalidRequest(f"{name!r}: the digest of a new disk is not chosen")
-        if self._store.tagged(wanted) is not None:
+        if self.store.tagged(wanted) is not None:
             raise Conflict(f"{wanted} is there already")
         if source is not None:
             with storage_errors(f"looking at {source}"):
@@ -79,7 +83,7 @@ class Disks:
         disk = DiskMap(check_size(-(-size // CHUNK_BYTES) * CHUNK_BYTES))
         changes = file_changes(source) if source is not None else ()
         return make_and_publish(
-            self._store,
+            self.store,
             wanted,
             (None, disk),
             changes,
@@ -96,13 +100,13 @@ class Disks:
         """
         manifest = self.find(name)
         wanted = disk_name(manifest.name)
-        disk = fetch_map(self._store, manifest.digest)
+        disk = self.map_of(manifest)
         if len(disk.blobs) <= 1:
             return manifest
-        with self._store.adding(*manifest.blobs()):
+        with self.store.adding(*manifest.blobs()):
             flat = disk_name(f"{wanted.name}:flat-{secrets.token_hex(4)}")
             made = make_and_publish(
-                self._store,
+                self.store,
                 flat,
                 (manifest, disk),
                 (),
@@ -111,13 +115,13 @@ class Disks:
                 blobs_max=_FLATTENED_BLOBS,
             )
             try:
-                if self._store.tag(wanted) != manifest.digest:
+                if self.store.tag(wanted) != manifest.digest:
                     raise Conflict(f"{wanted} stands for another snapshot now")
                 made = msgspec.structs.replace(made, name=str(wanted))
-                self._store.publish(made)
+                self.store.publish(made)
             finally:
-                self._store.delete_tag(flat)
-                self._store.delete_manifest(flat, made.digest)
+                self.store.delete_tag(flat)
+                self.store.delete_manifest(flat, made.digest)
         return made
 
     # --- on this node ---
@@ -164,14 +168,14 @@ class Disks:
         if os.path.exists(directory):
             raise Conflict(f"a disk {called!r} is open here already")
         pin = self.config.pin_of(called)
-        self._store.pin(manifest, pin)
+        self.store.pin(manifest, pin)
         try:
-            bring(self._store, self.config.root, manifest.digest)
+            bring(self.store, self.config.root, manifest.digest)
             self._make(directory, called, manifest)
             self._ask(Request(do="attach", id=called))
         except BaseException:
             remove_tree(directory)
-            self._store.unpin(manifest.digest, pin)
+            self.store.unpin(manifest.digest, pin)
             raise
         return self.view(called)
 
@@ -222,9 +226,9 @@ class Disks:
         self.start()
         self._ask(Request(do="close", id=disk, discard=discard, force=force))
         pin = self.config.pin_of(disk)
-        for one in list(self._store.pins()):
+        for one in list(self.store.pins()):
             if one.why == pin:
-                self._store.unpin(one.digest, pin)
+                self.store.unpin(one.digest, pin)
 
     def stop(self, *, force: bool = False, wait_s: float = 30.0) -> None:
         """Ends the service; what is open is served again by the next one. Conflict while it is used."""

@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -24,6 +24,7 @@ from skerry.spec.layers import LayerManifest, LayerName
 
 _NOWHERE: Final = 0xFFFF_FFFF
 _OWN: Final = 0  # number of the new blob; those of the map below are one higher
+_AT_ONCE: Final = 32  # chunks of earlier blobs read at once, at most: 8 MiB
 _ZEROS: Final = bytes(CHUNK_BYTES)
 
 Change = tuple[int, bytes | None]  # a chunk's number, and its content; None: zeros
@@ -34,6 +35,11 @@ class Below(Protocol):
 
     def read(self, place: Place) -> bytes | memoryview:
         """Returns a checked chunk; raises LayerDamaged, StorageFailed."""
+
+    def read_many(
+        self, places: Sequence[tuple[int, Place]]
+    ) -> Iterator[tuple[int, bytes | memoryview]]:
+        """Gives checked chunks of the disk in that order."""
 
     def digest(self, place: Place) -> bytes:
         """Returns the sha256 of a chunk."""
@@ -57,6 +63,24 @@ class StoreBelow:
         reader = self._reader(place.blob)
         known = self._cached(self._base.blobs[place.blob].digest, reader.chunks, place.chunk)
         return known if known is not None else reader.fetch(place.chunk)[0]
+
+    def read_many(
+        self, places: Sequence[tuple[int, Place]]
+    ) -> Iterator[tuple[int, bytes | memoryview]]:
+        """Gives chunks of the disk; those that lie together in a blob by one request."""
+        at = 0
+        while at < len(places):
+            blob, first = places[at][1]
+            reader, count = self._reader(blob), 1
+            while at + count < len(places) and places[at + count][1] == (blob, first + count):
+                count += 1
+            digest = self._base.blobs[blob].digest
+            known = [self._cached(digest, reader.chunks, first + one) for one in range(count)]
+            contents = reader.fetch(first, count) if None in known else known
+            for (chunk, _), content in zip(places[at : at + count], contents, strict=True):
+                if content is not None:
+                    yield chunk, content
+            at += count
 
     def digest(self, place: Place) -> bytes:
         """Returns the sha256 of a chunk."""
@@ -114,10 +138,14 @@ def make(
             if old is not None:
                 overwritten[old.blob] += 1
         folded = to_fold(base, overwritten, blobs_max)
-        for chunk in range(base.count) if folded else ():
-            blob = blob_of[chunk]
-            if blob not in {_NOWHERE, _OWN} and blob - 1 in folded:
-                place_own(chunk, below.read(Place(blob - 1, at_of[chunk])))
+        taken_over = [
+            (chunk, Place(blob_of[chunk] - 1, at_of[chunk]))
+            for chunk in (range(base.count) if folded else ())
+            if blob_of[chunk] not in {_NOWHERE, _OWN} and blob_of[chunk] - 1 in folded
+        ]
+        for start in range(0, len(taken_over), _AT_ONCE):
+            for chunk, kept in below.read_many(taken_over[start : start + _AT_ONCE]):
+                place_own(chunk, kept)
         chunks = builder.finish()
     if not count:
         own: BlobRef = BlobRef("", 0)

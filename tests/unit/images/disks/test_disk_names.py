@@ -26,7 +26,7 @@ def disks(tmp_path: Path) -> Disks:
 
 def test_disk_is_refused_wherever_a_layer_is_meant(disks: Disks, tmp_path: Path) -> None:
     disks.create("d", CHUNK)
-    library = ImageLibrary(disks._store, Tools(), str(tmp_path / "scratch"))
+    library = ImageLibrary(disks.store, Tools(), str(tmp_path / "scratch"))
     for names in (["disk/d"], ["base/none", "disk/d"]):
         with pytest.raises(InvalidRequest, match="no layer of a root"):
             library.resolve(names)
@@ -62,7 +62,7 @@ def test_verify_finds_a_flipped_bit_in_a_disk(disks: Disks, tmp_path: Path) -> N
     source = tmp_path / "raw"
     source.write_bytes(b"a" * 700)
     made = disks.create("v", source=str(source))
-    library = ImageLibrary(disks._store, Tools(), str(tmp_path / "scratch"))
+    library = ImageLibrary(disks.store, Tools(), str(tmp_path / "scratch"))
     assert library.verify("disk/v").damage == ()
     for digest, suffix, part in ((made.data_digest, ".zst", "data"), (made.digest, "", "metadata")):
         digits = str(digest).removeprefix("sha256:")
