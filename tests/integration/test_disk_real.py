@@ -19,6 +19,7 @@ import pytest
 from disk_stand import GIB, KIB, MIB, Rig, attached, mounted, run, until
 
 from s3_place import s3_options
+from skerry.cli.holdings import take
 from skerry.errors import Conflict, NotFound
 from skerry.images.lazy.fetch import FetchConfig
 from skerry.testing.link import link
@@ -317,6 +318,10 @@ def test_stopped_service_serves_the_same_again(rig: Rig) -> None:
         disk.write(content)
         with pytest.raises(Conflict):
             a.stop()
+        listed = [(thing.kind, thing.what) for thing in take().things]
+        assert ("open disk", f"{a.config.root}/open/again") in listed
+        label = f"{a.status().pid} "
+        assert any(kind == "disk service" and what.startswith(label) for kind, what in listed)
     until(lambda: a.view("again").opens == 0)
     a.stop()
     assert not Path(path).exists()

@@ -16,6 +16,8 @@ from skerry.backends.shared import proc
 from skerry.cli import blob_things
 from skerry.cli.things import Process, Thing
 from skerry.density.zram import Kernel
+from skerry.images.disks.keeper import NAME as DISK_KEEPER
+from skerry.images.disks.service import NAME as DISKS
 from skerry.images.lazy.main import NAME as BLOBS
 from skerry.node import registry
 from skerry.node.identity import held
@@ -24,7 +26,7 @@ __all__ = ["Holdings", "Process", "Thing", "group_roots", "pins", "take"]
 
 LABEL = re.compile(r"skerry-([a-z2-7]{5})")  # of a node's compressed swap
 GROUP = re.compile(r"/skerry-([a-z2-7]{5})(?:-idle)?(?:/|$)")
-PROGRAMS = ("skerry-spawn", "skerry-init", BLOBS)
+PROGRAMS = ("skerry-spawn", "skerry-init", BLOBS, DISKS, DISK_KEEPER)
 STATE_DIR = "/var/lib/skerry"
 
 
@@ -159,6 +161,12 @@ def _of_process(process: Process) -> Iterator[Thing]:
     elif _is_blobs(process):
         yield from blob_things.of_process(process, process.option("--node"))
         yield from blob_things.sessions(process, process.option("--node"))
+    elif process.comm in {DISKS, DISK_KEEPER} and not process.group_of:
+        yield Thing("disk service", process.label(), "")
+        yield from blob_things.sessions(process, "")
+        if process.comm == DISKS:
+            places = os.path.join(process.option("--root"), "open")
+            yield from (Thing("open disk", f"{places}/{one}", "") for one in proc.names(places))
     elif _is(process, "skerry-init"):
         yield Thing("agent", process.label(), process.group_of)
         net = proc.link(f"/proc/{process.pid}/ns/net")

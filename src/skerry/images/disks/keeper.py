@@ -1,8 +1,9 @@
 """The keeper of a node's disks: mounts, starts the service, again whenever it dies, and packs for it.
 
-    python -m skerry.images.disks.keeper CONFIG
+    python -m skerry.images.disks.keeper CONFIG [--root PATH]
 
-CONFIG is the number of a descriptor from which a `ServiceConfig` is read as JSON. The command ends
+CONFIG is the number of a descriptor from which a `ServiceConfig` is read as JSON; PATH only says in the
+process table whose it is. The command ends
 with 0 once disks are served; keeper and service go on in the background. The keeper holds the session's
 descriptor, so who uses a disk only waits while a service dies and the next one starts. It ends with
 the service's orderly end, and takes the mount away. It does nothing else: that it dies is unlikely; then
@@ -36,6 +37,7 @@ from skerry.images.lazy.privilege import BLOBS_UID, name_process
 from skerry.images.scratch import storage_errors
 
 log = logging.getLogger("skerry.disks")
+NAME: Final = "skerry-diskkeep"
 
 _NOSUID, _NODEV, _FORCE, _DETACH = 2, 4, 1, 2
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.05, 5.0
@@ -149,7 +151,7 @@ class Keeper:
         # Within what a pipe holds, so that nobody waits.
         os.write(told, msgspec.json.encode(self._config))
         os.close(told)
-        arguments = [str(self._fuse), str(listener), str(heard)]
+        arguments = [str(self._fuse), str(listener), str(heard), "--root", self._root]
         try:
             return subprocess.Popen(
                 [sys.executable, "-m", "skerry.images.disks.service", *arguments],
@@ -216,7 +218,7 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    name_process("skerry-diskkeep")
+    name_process(NAME)
     try:
         with open(int(sys.argv[1]), "rb") as file:
             config = msgspec.json.decode(file.read(), type=ServiceConfig)

@@ -22,7 +22,7 @@ from skerry.errors import Conflict, InvalidRequest, NotFound, StorageFailed, Una
 from skerry.images.disks import state
 from skerry.images.disks.config import ServiceConfig, open_store
 from skerry.images.disks.control import DiskView, Request, ServiceView, ask
-from skerry.images.disks.local import bring, fetch_map
+from skerry.images.disks.local import bring, fetch_map, tidy
 from skerry.images.disks.snapshot import file_changes, make_and_publish
 from skerry.images.disks.state import DiskState
 from skerry.images.format.chunks import CHUNK_BYTES
@@ -133,9 +133,10 @@ class Disks:
         heard, told = os.pipe()
         os.write(told, msgspec.json.encode(self.config))
         os.close(told)
+        arguments = (str(heard), "--root", self.config.root)
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "skerry.images.disks.keeper", str(heard)],
+                [sys.executable, "-m", "skerry.images.disks.keeper", *arguments],
                 pass_fds=(heard,),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -229,6 +230,7 @@ class Disks:
         for one in list(self.store.pins()):
             if one.why == pin:
                 self.store.unpin(one.digest, pin)
+        tidy(self.config.root, {one.digest for one in self.status().disks})
 
     def stop(self, *, force: bool = False, wait_s: float = 30.0) -> None:
         """Ends the service; what is open is served again by the next one. Conflict while it is used."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import time
+from collections.abc import Collection
 
 from skerry.errors import ImageBroken, LayerDamaged, StorageFailed
 from skerry.images.disks.state import sync_directory
@@ -14,6 +17,7 @@ from skerry.images.store import keys
 from skerry.images.store.blobread import LIST_BYTES_MAX, fetch_list, until_right
 from skerry.images.store.store import LIST, LayerStore
 
+_YOUNG_S = 3600.0
 DIRECTORIES = ("lists", "maps", "chunks", "open", "jobs", "mount")
 
 
@@ -82,6 +86,22 @@ def bring(store: LayerStore, root: str, digest: str) -> DiskMap:
             text = f"the map {digest} and its data blob {blob.digest} are of different sizes"
             raise LayerDamaged(text, digest=digest)
     return disk
+
+
+def tidy(root: str, digests: Collection[str]) -> None:
+    """Removes maps and lists that none of these disks needs, unless they are young.
+
+    What is young may be a snapshot's whose disk does not know of it yet. A map that cannot be read
+    lets all lists stay.
+    """
+    with contextlib.suppress(StorageFailed, LayerDamaged):
+        maps = {digest: read_map(root, digest) for digest in digests}
+        needed = {map_path(root, digest) for digest in maps}
+        needed |= {list_path(root, blob.digest) for one in maps.values() for blob in one.blobs}
+        for directory in ("lists", "maps"):
+            for entry in os.scandir(os.path.join(root, directory)):
+                if entry.path not in needed and time.time() - entry.stat().st_mtime > _YOUNG_S:
+                    os.unlink(entry.path)
 
 
 def put(path: str, data: bytes) -> None:

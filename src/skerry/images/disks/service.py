@@ -1,10 +1,11 @@
 """The process that serves the open disks of a node; `keeper.py` starts it, again if it dies.
 
-    python -m skerry.images.disks.service FUSE LISTENER CONFIG
+    python -m skerry.images.disks.service FUSE LISTENER CONFIG [--root PATH]
 
 The numbers are those of inherited descriptors: of /dev/fuse, of the listening control socket, and of
-one from which a `ServiceConfig` is read as JSON. It has given up its rights: what needs them, packing
-into the store, it asks of the keeper by a line on standard output, the path of a `PackJob`.
+one from which a `ServiceConfig` is read as JSON. PATH only says in the process table whose it is. The
+service has given up its rights: what needs them, packing into the store, it asks of the keeper by a
+line on standard output, the path of a `PackJob`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from skerry.spec.layers import disk_name
 
 log = logging.getLogger("skerry.disks")
 
+NAME: Final = "skerry-disks"
 SERVING: Final = b"serving\n"
 _SET_IO_FLUSHER: Final = 57
 _LOCK_WAIT_S: Final = 5.0
@@ -187,7 +189,7 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    name_process("skerry-disks")
+    name_process(NAME)
     fuse, listener, handed = (int(number) for number in sys.argv[1:4])
     with open(handed, "rb") as file:
         config = msgspec.json.decode(file.read(), type=ServiceConfig).check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from skerry.errors import Conflict, InvalidRequest, NotFound
 from skerry.images.disks.config import ServiceConfig, holder_of
 from skerry.images.disks.library import Disks
+from skerry.images.disks.local import DIRECTORIES, bring, read_map, tidy
 from skerry.images.disks.state import check_id
 from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
@@ -86,3 +88,27 @@ def test_directory_of_disks_keeps_its_name(tmp_path: Path) -> None:
     assert holder_of(str(tmp_path / "a")) == first != holder_of(str(tmp_path / "b"))
     with pytest.raises(InvalidRequest):
         ServiceConfig(root=str(tmp_path), store=str(tmp_path), holder="../x").check()
+
+
+def test_maps_and_lists_go_when_no_open_disk_needs_them(disks: Disks, tmp_path: Path) -> None:
+    source = tmp_path / "raw"
+    found = []
+    root = tmp_path / "disks"
+    for name in DIRECTORIES:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for number in range(3):
+        source.write_bytes(bytes([number + 1]) * 700)
+        found.append(disks.create(f"t:{number}", source=str(source)))
+        bring(disks.store, str(root), found[-1].digest)
+    files = sorted([*(root / "maps").iterdir(), *(root / "lists").iterdir()])
+    assert len(files) == 6
+    tidy(str(root), {found[0].digest})
+    assert all(path.exists() for path in files)  # they are young
+    for path in files:
+        os.utime(path, (0, 0))
+    tidy(str(root), {found[0].digest, f"sha256:{'0' * 64}"})
+    assert all(path.exists() for path in files)  # what one disk needs is not known
+    tidy(str(root), {found[0].digest})
+    left = [path for path in files if path.exists()]
+    assert len(left) == 2
+    assert read_map(str(root), found[0].digest).blobs
