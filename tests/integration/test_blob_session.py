@@ -27,6 +27,7 @@ from skerry.wire import plan, replies
 
 sys.path.insert(0, str(Path(__file__).parent))
 from lazy_stand import Blob, Knobs, blob_of, config_of, content_of, put_list, until
+
 from native_launcher import Launcher, _mkfs_erofs, build_programs, missing
 
 pytestmark = pytest.mark.root

@@ -21,9 +21,11 @@ from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import Tag, encode_frame
 from waiting import soon
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "native/build"
-UID_BASE, OWNER = 3_000_000, 3_900_000
+UID_BASE = 3_000_000
+# Told from those of another run on this machine by the number.
+OWNER = 3_900_000 + os.getpid() % 1000 * 100
 
 
 def _mkfs_erofs() -> str | None:

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from native_launcher import Launcher
 from skerry.density.zram import Zram, offered
 from skerry.wire import plan
-
-sys.path.insert(0, str(Path(__file__).parent))
-from native_launcher import Launcher, build_programs, missing
 
 pytestmark = pytest.mark.root
 
@@ -24,15 +22,6 @@ HOLDER = (
     "x = bytearray(b'ab' * (int(__import__('sys').argv[1]) << 19)); print(1, flush=True); input()"
 )
 ALL = 1 << 60
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    if reason := missing():
-        pytest.skip(reason)
-    at = tmp_path_factory.mktemp("programs")
-    build_programs(at)
-    return at
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
-"""The real launcher, driven over its socket; a small program stands in for the guest agent.
+"""Instances of the real launcher from start to end; a small program stands in for the guest agent.
 
-What is promised: an instance is what its plan says, a failed start is undone, a launcher that was
-killed finds its instances again, and after everything nothing is left on the machine.
+What is promised: an instance is what its plan says, a launcher that was killed finds its instances
+again, and after everything nothing is left on the machine.
 """
 
 from __future__ import annotations
@@ -10,62 +10,20 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from native_launcher import OWNER, UID_BASE, Launcher
 from skerry.backends.shared import proc
-from skerry.images.format.erofs import Tools
-from skerry.images.format.pair import build_layer
-from skerry.images.scratch import Spool
-from skerry.images.tree.entry import Node, Tree, make_directory
-from skerry.spec.files import FileType
 from skerry.wire import plan, replies
 from waiting import ended, soon
 
-sys.path.insert(0, str(Path(__file__).parent))
-from native_launcher import BUILD, OWNER, UID_BASE, Launcher, build_programs, missing
-
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in and the layer image; skips where the machine cannot."""
-    if reason := missing():
-        pytest.skip(reason)
-    at = tmp_path_factory.mktemp("programs")
-    build_programs(at)
-    return at
-
-
-@pytest.fixture
-def make(programs: Path) -> Iterator[Callable[..., Launcher]]:
-    """Makes launchers; a short directory, for socket paths are short."""
-    with contextlib.ExitStack() as stack:
-
-        def build(**options: object) -> Launcher:
-            base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sk")))
-            launcher = Launcher(programs, base, **options)  # type: ignore[arg-type]
-            stack.callback(launcher.clear)
-            return launcher
-
-        yield build
-
-
-@pytest.fixture
-def launcher(make: Callable[..., Launcher]) -> Launcher:
-    found = make()
-    found.begin()
-    found.prepare(0, 1)
-    return found
 
 
 def test_fifty_instances_started_and_stopped_leave_nothing(launcher: Launcher) -> None:
@@ -259,16 +217,6 @@ def test_disk_limit_holds_and_is_lifted_for_the_next(launcher: Launcher) -> None
     launcher.stop("b")
 
 
-def test_root_that_would_be_read_only_is_no_sandbox(launcher: Launcher) -> None:
-    """The kernel mounts an overlay read-only where it has no room for its work directory."""
-    refused = launcher.failure(launcher.plan("a", 0, disk_bytes=1))
-    assert (refused.error_step, refused.errno) == ("overlay", errno.EROFS)
-    assert launcher.uppers() == set()
-    launcher.start("a", 0)
-    assert launcher.say("a", "fill 1") == b"0"
-    launcher.stop("a")
-
-
 def test_snapshot_carries_files_to_the_next_instance(launcher: Launcher) -> None:
     launcher.slot(5, uid_base=UID_BASE)
     launcher.start("a", 0)
@@ -359,86 +307,6 @@ def test_plain_directories_serve_without_limits_and_deep_trees_go(
     launcher.end()
 
 
-@pytest.mark.parametrize(
-    "field", ["agent_group", "work_group", "tasks", "socket", "oom_file", "step"]
-)
-def test_path_outside_of_the_roots_is_refused(launcher: Launcher, field: str) -> None:
-    values: dict[str, object] = {
-        "tasks": ("/etc/passwd",), "step": ("write /etc/passwd x",), "socket": "/tmp/x",
-        "agent_group": str(launcher.unified / "agent"),
-    }  # fmt: skip
-    failure = launcher.failure(launcher.plan("a", 0, **{field: values.get(field, "/etc/passwd")}))
-    assert failure.errno == errno.EACCES
-    assert launcher.uppers() == set()
-
-
-STEPS = (  # noqa: SIM905
-    "mkdir socket upper limit clone session join hostname tasks work lower overlay shared leave root "
-    "dev run proc devpts mqueue chroot hide readonly limits config descriptors seccomp identity exec"
-).split()
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_start_that_fails_is_undone(make: Callable[..., Launcher], step: str) -> None:
-    launcher = make(san=True)
-    if step == "tasks" and not launcher.pids:
-        pytest.skip("no v1 pids hierarchy")
-    launcher.begin("--fail-at", step)
-    launcher.prepare(0)
-    before = launcher.descriptors()
-    extra = launcher.group(0) / "more"
-    request = launcher.plan("a", 0, disk_bytes=1 << 20, step=(f"mkdir {extra} 755 -1",))
-    failure = launcher.failure(request)
-    assert (failure.error_step, failure.errno) == (step, errno.EIO)
-    assert launcher.uppers() == set()
-    assert not extra.exists()
-    assert list((launcher.run / "i").iterdir()) == []
-    assert launcher.descriptors() == before
-    launcher.drop(0)
-    launcher.end()
-
-
-def test_start_that_hangs_ends_at_its_deadline_while_others_go_on(
-    make: Callable[..., Launcher],
-) -> None:
-    launcher = make(san=True)
-    launcher.begin("--fail-at", "hang:hostname")
-    launcher.prepare(0)
-    number = next(launcher.ids)
-    launcher.socket.send(launcher.plan("a", 0).encode(number))
-    assert launcher.ok(plan.Status()).status().instance == ("a",)
-    reply = replies.decode(launcher.socket.recv(1 << 16))
-    assert isinstance(reply, replies.Reply)
-    assert reply.failure is not None
-    assert (reply.failure.error_step, reply.failure.errno) == ("deadline", errno.ETIMEDOUT)
-    launcher.drop(0)
-    launcher.end()
-
-
-def test_plan_is_printed_without_privilege(tmp_path: Path) -> None:
-    spawn = BUILD / "release" / "skerry-spawn"
-    if not spawn.exists():
-        pytest.skip("the launcher is not built")
-    start = plan.StartPlan(
-        instance="a", slot=1, layer=("low", "high"), hostname="box", shm_bytes=65536, config=b"",
-        step=("mkdir /cg/s 755 7",), agent_group="/cg/s/agent", socket="/run/i/a",
-    )  # fmt: skip
-    slot = plan.SlotMake(slot=1, uid_base=200000, owner_uid=77)
-    command = ["setpriv", "--reuid=65534", "--clear-groups"] if os.geteuid() == 0 else []
-    found = subprocess.run(
-        [*command, spawn, "--dry-run"],
-        input=slot.encode(1) + start.encode(2), capture_output=True, check=True,
-    )  # fmt: skip
-    words = [line.split()[1:3] for line in found.stdout.decode().splitlines()[1:]]
-    assert words[0] == ["launcher", "mkdir"]
-    assert [who for who, _ in words] == sorted((who for who, _ in words), reverse=True)
-    assert words[-3:] == [["child", "seccomp"], ["child", "identity"], ["child", "exec"]]
-    text = found.stdout.decode()
-    assert text.index("/layers/high") < text.index("/layers/low")
-    assert "uid and gid 77" in text
-    assert "owned by 200000" in text
-
-
 def test_log_is_bounded(make: Callable[..., Launcher]) -> None:
     launcher = make(san=True)
     launcher.run.mkdir(mode=0o700)
@@ -478,114 +346,3 @@ def test_without_a_client_what_is_not_kept_ends_and_then_the_launcher(
     assert launcher.process.wait(20) == 0
     keep.rmdir()
     launcher.census()
-
-
-@pytest.fixture
-def pair(make: Callable[..., Launcher]) -> Iterator[tuple[Launcher, Path, Path]]:
-    """A launcher, a metadata blob in its state directory, and its data blob in a store elsewhere.
-
-    The store is a file system of its own, as a shared one is.
-    """
-    launcher = make()
-    store = launcher.base / "store"
-    store.mkdir()
-    mount_tmpfs(store)
-    try:
-        yield make_pair(launcher, store)
-    finally:
-        subprocess.run(["umount", "-l", store], check=False, capture_output=True)
-
-
-def mount_tmpfs(at: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "store", at], check=True)
-
-
-def make_pair(launcher: Launcher, store: Path) -> tuple[Launcher, Path, Path]:
-    spool, tree, tools = Spool(str(store)), Tree(), Tools()
-    for path, content in ((b"etc/os-release", b"NAME=pair\n"), (b"large", os.urandom(300_000))):
-        file = Node(FileType.FILE, 0o644)
-        file.content = spool.add([content])
-        tree.put(path, file)
-    for name in (b"proc", b"dev", b"tmp"):
-        tree.put(name, make_directory())
-    built = build_layer(tree, spool, str(store), tools=tools)
-    spool.close()
-    assert built.data
-    metadata = launcher.state / "metadata"
-    shutil.move(built.path, metadata)
-    launcher.begin("--bind", str(store))
-    launcher.prepare(0)
-    return launcher, metadata, Path(built.data)
-
-
-def test_layer_with_its_data_in_a_store_elsewhere_serves_instances(pair) -> None:
-    launcher, metadata, data = pair
-    layer = plan.LayerMount(layer="pair", path=str(metadata), device=str(data))
-    launcher.ok(layer)
-    launcher.ok(layer)
-    launcher.start("a", 0, layer=("pair",))
-    assert launcher.say("a", "cat /etc/os-release") == b"NAME=pair\n"
-    # The files may go: the mount holds them.
-    metadata.unlink()
-    launcher.stop("a")
-    launcher.ok(plan.LayerUnmount("pair"))
-    assert launcher.failure(layer).errno == errno.ENOENT
-    launcher.drop(0)
-    subprocess.run(["umount", data.parent], check=True)
-    launcher.end()
-
-
-def test_store_that_is_mounted_anew_serves_again(pair) -> None:
-    launcher, metadata, data = pair
-    layer = plan.LayerMount(layer="pair", path=str(metadata), device=str(data))
-    launcher.ok(layer)
-    launcher.ok(plan.LayerUnmount("pair"))
-    content = data.read_bytes()
-    data.unlink()
-    subprocess.run(["umount", data.parent], check=True)
-    assert launcher.failure(layer).errno == errno.ENOENT
-    mount_tmpfs(data.parent)
-    data.write_bytes(content)
-    launcher.ok(layer)
-    launcher.start("a", 0, layer=("pair",))
-    assert launcher.say("a", "cat /etc/os-release") == b"NAME=pair\n"
-    launcher.stop("a")
-    launcher.ok(plan.LayerUnmount("pair"))
-    # What is gone from the same file system is just gone.
-    data.unlink()
-    before = Path(f"/proc/{launcher.process.pid}/mountinfo").read_text()
-    assert launcher.failure(layer).errno == errno.ENOENT
-    assert Path(f"/proc/{launcher.process.pid}/mountinfo").read_text() == before
-    subprocess.run(["umount", data.parent], check=True)
-    launcher.drop(0)
-    launcher.end()
-
-
-def test_device_that_cannot_be_had_is_named_and_mounts_nothing(pair) -> None:
-    launcher, metadata, data = pair
-    outside = launcher.base / "outside"
-    shutil.copy(data, outside)
-    (data.parent / "directory").mkdir()
-    os.mkfifo(data.parent / "pipe")
-    small = str(launcher.state / "small.erofs")
-    cases = [
-        (str(metadata), str(outside), errno.EACCES, "path", str(outside)),
-        (str(metadata), f"{data.parent}/../outside", errno.EINVAL, "request", "device"),
-        (str(outside), str(data), errno.EACCES, "path", str(outside)),
-        (str(metadata), f"{data}.gone", errno.ENOENT, "device", f"{data}.gone"),
-        (f"{metadata}.gone", str(data), errno.ENOENT, "file", f"{metadata}.gone"),
-        (small, str(data), errno.EINVAL, "erofs", None),  # it has no slot
-        (str(data), str(data), None, "erofs", None),  # no image
-        (str(metadata), str(data.parent / "directory"), errno.EINVAL, "device", "directory"),
-        (str(metadata), str(data.parent / "pipe"), errno.EINVAL, "device", "pipe"),
-    ]
-    for path, device, number, step, word in cases:
-        failure = launcher.failure(plan.LayerMount(layer="bad", path=path, device=device))
-        assert failure.error_step == step, (path, device, failure)
-        assert number in (None, failure.errno), (path, device, failure)
-        assert word is None or word in failure.text
-    assert launcher.ok(plan.Status()).status().layer == ("small",)
-    launcher.ok(plan.LayerMount(layer="bad", path=str(metadata), device=str(data)))
-    launcher.drop(0)
-    subprocess.run(["umount", data.parent], check=True)
-    launcher.end()
