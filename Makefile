@@ -2,7 +2,8 @@
 # clone: what they need is installed by "make setup", which each of them runs first.
 
 PYTHON_VENV := .venv/bin/python
-# Further arguments for pytest, for instance PYTEST_ARGS='tests/unit -k ids'.
+# Further arguments for pytest, for instance PYTEST_ARGS='tests/unit -k ids'; '-n0' runs all tests
+# in one process, one after the other.
 PYTEST_ARGS ?=
 # Further arguments for the soak, for instance SOAK_ARGS='--seed 7'.
 SOAK_ARGS ?=
@@ -21,7 +22,7 @@ setup: ## Install what is missing, build the native programs; quick when there i
 
 test: setup ## Run the native and the Python tests (PYTEST_ARGS='...' for pytest)
 	$(MAKE) -C native test
-	$(PYTHON_VENV) -m pytest $(PYTEST_ARGS)
+	$(PYTHON_VENV) -m pytest -n2 $(PYTEST_ARGS)
 
 demo: setup ## Run the main job on ten real bugs with scripted policies
 	.venv/bin/skerry demo

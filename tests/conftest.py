@@ -9,7 +9,9 @@ import tempfile
 
 import pytest
 
+import lanes
 from live_node import LiveNode
+from skerry.testing.census import Watch
 from skerry.testing.rootfs import container_reason
 
 pytest_plugins = ["skerry.testing.pytest_plugin"]
@@ -22,6 +24,20 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Several processes at once (`-n`): what looks at the whole machine stays in one of them."""
+    return lanes.scheduler(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tests_beside(request, tmp_path_factory):
+    """What tests in other processes of this run make lies below their own directories."""
+    if workers := lanes.others(request.config):
+        top = tmp_path_factory.getbasetemp().parent
+        Watch.beside = frozenset(str(top / f"popen-{worker}") for worker in workers)
 
 
 @pytest.fixture(scope="session")

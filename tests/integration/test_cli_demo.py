@@ -49,6 +49,7 @@ def job() -> Iterator[Job]:
         pytest.skip(reason)
     before = Watch()
     with place() as top:
+        before.watch(own=(str(top),))
         job = Job(top)
         done = job("demo", *TASKS)
         assert done.returncode == 0, done.stderr

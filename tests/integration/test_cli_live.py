@@ -95,6 +95,7 @@ def cli() -> Iterator[Cli]:
 
 def node_at(top: Path) -> Iterator[Cli]:
     before = Watch()
+    before.watch(own=(str(top),))
     cli = Cli(top)
     cli("up")
     try:

@@ -52,6 +52,7 @@ def test_up_with_listen_serves_who_has_the_token_only(top: Path) -> None:
     local = ("--state", str(top / "s"), "--run", str(top / "r"))
     address = f"127.0.0.1:{free_port()}"
     before = Watch()
+    before.watch(own=(str(top),))
     made = skerry(*local, "--json", "up", "--listen", address)
     assert made.returncode == 0, made.stderr
     try:
@@ -77,6 +78,7 @@ def test_an_address_where_nobody_listens_is_said_so() -> None:
 def test_without_a_node_an_embedded_one_comes_and_goes(top: Path) -> None:
     local = ("--state", str(top / "s"), "--run", str(top / "r"))
     before = Watch()
+    before.watch(own=(str(top),))
     done = skerry(*local, "ls", "--json")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     until = time.monotonic() + 30

@@ -9,8 +9,8 @@ Other programs come and go meanwhile. A process counts if it descends from this 
 program, or is a Skerry daemon in the background; mount and network namespaces and memory files
 count if such a process has them, a socket unless a process that does not count holds it. Another
 Skerry on the same machine is told from ours by its launcher's arguments: if they name none of the
-`places` given, that launcher, what descends from it and what lies below its directories and groups
-is foreign. Without `places` every launcher counts.
+places given, that launcher, what descends from it and what lies below its directories and groups
+is foreign. Without places every launcher counts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import re
 import time
 from collections import Counter
+from typing import ClassVar
 
 import msgspec
 
@@ -55,10 +56,18 @@ class Census(msgspec.Struct, frozen=True):
     foreign: frozenset[str] = frozenset()  # prefixes of another Skerry's names
 
 
-def take(*, pids_of_interest: tuple[int, ...] = (), places: tuple[str, ...] = ()) -> Census:
-    """Reads the state of this host; `places` are directories whose files are listed."""
+def take(
+    *,
+    pids_of_interest: tuple[int, ...] = (),
+    places: tuple[str, ...] = (),
+    own: tuple[str, ...] = (),
+) -> Census:
+    """Reads the state of this host; `places` are directories whose files are listed.
+
+    What is ours is told by these and by `own`, directories whose files may stay.
+    """
     processes = _processes()
-    strangers, prefixes = _foreign(processes, places)
+    strangers, prefixes = _foreign(processes, (*places, *own))
     ours = {key for key in _ours(processes) if key[0] not in strangers}
     mine = {pid for pid, _ in ours} | {os.getpid()}
     netns, memfds, mounts = set(), set(), set()
@@ -122,22 +131,35 @@ def compare(before: Census, after: Census) -> list[str]:
 class Watch:
     """A census before, and the comparison after. What ends by itself gets `SETTLE_S` to do so."""
 
+    beside: ClassVar[frozenset[str]] = frozenset()
+    """Directories of tests that run beside these in one run: what lies below them is foreign."""
+
     def __init__(self) -> None:
         self._pids: tuple[int, ...] = ()
         self._places: tuple[str, ...] = ()
+        self._own: tuple[str, ...] = ()
         self._before = take()
 
-    def watch(self, *, pids: tuple[int, ...] = (), places: tuple[str, ...] = ()) -> None:
-        """Begins anew, with descriptors of these processes and files below these places."""
-        self._pids, self._places = pids, places
-        self._before = take(pids_of_interest=pids, places=places)
+    def watch(
+        self,
+        *,
+        pids: tuple[int, ...] = (),
+        places: tuple[str, ...] = (),
+        own: tuple[str, ...] = (),
+    ) -> None:
+        """Begins anew, with descriptors of these processes and files below these places.
+
+        With `places` or `own`, directories whose files may stay, another Skerry's are foreign.
+        """
+        self._pids, self._places, self._own = pids, places, own
+        self._before = take(pids_of_interest=pids, places=places, own=own)
 
     def left(self, settle_s: float = SETTLE_S) -> list[str]:
         """Returns what was left behind."""
         until = time.monotonic() + settle_s
-        foreign: frozenset[str] = frozenset()
+        foreign = self.beside
         while True:
-            after = take(pids_of_interest=self._pids, places=self._places)
+            after = take(pids_of_interest=self._pids, places=self._places, own=self._own)
             foreign |= (
                 after.foreign
             )  # one that has just ended may have left its traces for a moment
