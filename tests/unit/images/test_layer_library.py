@@ -246,7 +246,8 @@ def test_concurrent_imports_of_the_same_content_all_succeed(library: ImageLibrar
     assert [one.name for one in library.list()] == ["base/b0:latest", "base/b1:latest"]
 
 
-# Kills itself at the given one of the steps that touch files, so every moment is met.
+# For each line of input a child of its own, which kills itself at that one of the steps that touch
+# files, so every moment is met; says how it ended.
 _KILLED_IMPORT = """
 import io, os, signal, sys
 sys.path.insert(0, sys.argv[2])
@@ -254,10 +255,10 @@ from images_archives import make_tar, member
 from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.store.store import DirectoryStore
-top, step = sys.argv[1], int(sys.argv[3])
-library = ImageLibrary(DirectoryStore(top + "/store"), Tools(), top + "/scratch")
+top = sys.argv[1]
 archive = make_tar(*(member(f"f{at}", bytes(8000)) for at in range(20)))
-library.tools.mkfs()
+tools = Tools()
+tools.mkfs()
 seen = 0
 def count(event, args):
     global seen
@@ -266,9 +267,15 @@ def count(event, args):
         seen += 1
         if seen == step:
             os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(count)
-library.import_tar("base/b", io.BytesIO(archive))
-print("done")
+for line in sys.stdin:
+    step = int(line)
+    child = os.fork()
+    if child == 0:
+        library = ImageLibrary(DirectoryStore(top + "/store"), tools, top + "/scratch")
+        sys.addaudithook(count)
+        library.import_tar("base/b", io.BytesIO(archive))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -281,33 +288,28 @@ def test_import_killed_at_any_step_leaves_a_whole_layer_or_none(
     library: ImageLibrary, store: DirectoryStore, tmp_path: Path
 ) -> None:
     killed = shown = 0
-    for step in range(1, 140):
-        child = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                _KILLED_IMPORT,
-                str(tmp_path),
-                os.path.dirname(__file__),
-                str(step),
-            ],
-            capture_output=True,
-            check=False,
-        )
-        names = library.list()
-        forget_leases(store)  # as if they had run out
-        for made in names:
-            library.plan((made,))
-            assert os.path.getsize(store.path(made.digest)) == made.size_bytes
-        library.collect()
-        assert {blob.digest for blob in store.list()} == {made.digest for made in names}
-        if child.returncode == 0:
-            break
-        assert child.returncode == -signal.SIGKILL, child.stderr
-        killed += 1
-        if names:
-            shown += 1
-            library.remove("b")
+    argv = [sys.executable, "-c", _KILLED_IMPORT, str(tmp_path), os.path.dirname(__file__)]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as importer:
+        for step in range(1, 140):
+            print(step, file=importer.stdin, flush=True)
+            status = int(importer.stdout.readline())
+            names = library.list()
+            forget_leases(store)  # as if they had run out
+            for made in names:
+                library.plan((made,))
+                assert os.path.getsize(store.path(made.digest)) == made.size_bytes
+            library.collect()
+            assert {blob.digest for blob in store.list()} == {made.digest for made in names}
+            if status == 0:
+                break
+            assert status == -signal.SIGKILL
+            killed += 1
+            if names:
+                shown += 1
+                library.remove("b")
+    assert status == 0, "it never came to the end"
     assert killed > 15
     assert shown > 0  # also killed after the name became visible
     assert layer(library, "base/b") == library.inspect("b")
