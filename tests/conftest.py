@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 
+import hypothesis
 import pytest
 
 import lanes
@@ -15,6 +16,11 @@ from skerry.testing.census import Watch
 from skerry.testing.rootfs import container_reason
 
 pytest_plugins = ["skerry.testing.pytest_plugin"]
+
+
+# How long an example takes says how busy the machine is, and nothing of the code.
+hypothesis.settings.register_profile("skerry", deadline=None)
+hypothesis.settings.load_profile("skerry")
 
 
 def pytest_configure() -> None:

@@ -17,12 +17,29 @@ MACHINE = (
     "tests/unit/density/",
     "tests/unit/testing/",
 )
+# Of those folders: what has objects, registries, file systems and archives only.
+BESIDE = (
+    "tests/integration/oci/test_oci_push.py",
+    "tests/integration/oci/test_oci_refusals.py",
+    "tests/integration/oci/test_oci_registry.py",
+    "tests/integration/oci/test_oci_umoci.py",
+    "tests/integration/test_blobs_over_s3.py",
+    "tests/integration/test_images_overlay.py",
+    "tests/integration/test_lazy_blobs.py",
+    "tests/integration/test_s3_doctor.py",
+    "tests/integration/test_s3_shared.py",
+    "tests/integration/test_s3_store.py",
+    "tests/integration/test_s3_tls.py",
+    "tests/integration/test_store_shared.py",
+    "tests/security/test_cheats_downloads.py",
+    "tests/security/test_transfer_races.py",
+)
 
 
 def lane(nodeid: str) -> str:
     """Returns what a test shares its process and its turn with."""
     path = nodeid.partition("::")[0]
-    return "machine" if path.startswith(MACHINE) else path
+    return "machine" if path.startswith(MACHINE) and path not in BESIDE else path
 
 
 def scheduler(config: pytest.Config, log):

@@ -14,14 +14,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from skerry.images.format.chunks import Codec
+from skerry.images.format.chunks import CHUNK_BYTES, Codec
+from skerry.images.lazy.fetch import FetchConfig
 from skerry.images.lazy.main import Process, build
 from skerry.wire import plan, replies
 
@@ -32,6 +32,8 @@ from native_launcher import Launcher, _mkfs_erofs, build_programs, missing
 
 pytestmark = pytest.mark.root
 MIB = 1 << 20
+# A read that nobody answers lasts longer than all that must not wait for it.
+PATIENT = FetchConfig(range_bytes=CHUNK_BYTES, ahead_bytes=0, wait_s=60.0, threads=4)
 
 
 @pytest.fixture(scope="module")
@@ -214,16 +216,17 @@ def test_the_end_of_the_launcher_waits_for_no_read(rig: Launcher, tmp_path: Path
     layer = Layer(tmp_path, rig.state)
     source = Knobs({layer.blob.name: layer.blob})
     fuse, _ = session(rig)
-    with serving(tmp_path, fuse, source) as process, ThreadPoolExecutor(1) as threads:
+    with (
+        serving(tmp_path, fuse, source, fetch=PATIENT) as process,
+        ThreadPoolExecutor(1) as threads,
+    ):
         mount(rig, layer)
         source.gate.clear()
         file = os.open(inside(rig, "/layers/lazy-v/file"), os.O_RDONLY)
         reading = threads.submit(os.pread, file, 4096, 5 * MIB)
         until(lambda: len(source.asked) == 1)
-        began = time.monotonic()
         rig.ok(plan.Shutdown())
         rig.process.wait(20)
-        assert time.monotonic() - began < 2.0
         with pytest.raises(OSError, match=r"Input/output|not connected|aborted"):
             reading.result(5)
         os.close(file)
@@ -235,7 +238,7 @@ def test_unmounting_behind_a_read_under_way_holds_up_nobody(rig: Launcher, tmp_p
     layer = Layer(tmp_path, rig.state)
     source = Knobs({layer.blob.name: layer.blob})
     fuse, _ = session(rig)
-    with serving(tmp_path, fuse, source):
+    with serving(tmp_path, fuse, source, fetch=PATIENT):
         mount(rig, layer)
         source.gate.clear()
         path = inside(rig, "/layers/lazy-v/file")
@@ -244,14 +247,12 @@ def test_unmounting_behind_a_read_under_way_holds_up_nobody(rig: Launcher, tmp_p
         )
         until(lambda: len(source.asked) == 1)
         reader.kill()
-        began = time.monotonic()
-        reader.wait(5)  # whoever waits for a page can be killed
+        reader.wait(20)  # whoever waits for a page can be killed
         rig.socket.send(plan.LayerUnmount("lazy-v").encode(9))
         rig.socket.send(plan.Status().encode(10))
         first = replies.decode(rig.socket.recv(1 << 16))
         assert isinstance(first, replies.Reply)
         assert first.request_id == 10
-        assert time.monotonic() - began < 2.0
         source.gate.set()
         second = replies.decode(rig.socket.recv(1 << 16))
         assert isinstance(second, replies.Reply)

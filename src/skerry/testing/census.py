@@ -10,7 +10,7 @@ program, or is a Skerry daemon in the background; mount and network namespaces a
 count if such a process has them, a socket unless a process that does not count holds it. Another
 Skerry on the same machine is told from ours by its launcher's arguments: if they name none of the
 places given, that launcher, what descends from it and what lies below its directories and groups
-is foreign. Without places every launcher counts.
+is foreign, and so is another run of pytest. Without places every launcher counts.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _foreign(
     launchers = {pid for pid, words in told.items() if _is_below(words, places)}
     ours = _descendants(processes, {os.getpid()} | launchers)
     alive = {p.pid for p in processes.values()} - {1}
-    heads, prefixes = set(), set()
+    heads, prefixes = _other_runs(processes)
     for process in processes.values():
         if process.pid not in told or process.pid in ours:
             continue
@@ -239,6 +239,22 @@ def _foreign(
             name = line.rpartition(":")[2].split("/")[1]
             prefixes |= {f"/{name}"} if name.startswith("skerry-") else set()
     return strangers, prefixes
+
+
+def _other_runs(processes: dict[tuple[int, int], Process]) -> tuple[set[int], set[str]]:
+    """Other runs of pytest that say where they keep their files, and these directories."""
+    parents = {p.pid: p.parent for p in processes.values()}
+    above, pid = set(), os.getpid()
+    while pid and pid not in above:
+        above.add(pid)
+        pid = parents.get(pid, 0)
+    found = {
+        process.pid: match[1]
+        for process in processes.values()
+        if process.pid not in above
+        and (match := re.search(r"pytest\b.* --basetemp[= ](\S+)", process.command))
+    }
+    return set(found), {place.rstrip("/") for place in found.values() if place.startswith("/")}
 
 
 def _is_below(words: set[str], places: tuple[str, ...]) -> bool:

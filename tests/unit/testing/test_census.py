@@ -90,6 +90,25 @@ def test_blobs_process_is_of_the_node_whose_socket_it_has():
     assert "/run/a/blobs.sock" not in prefixes
 
 
+def test_another_run_of_tests_is_told_by_where_it_keeps_its_files():
+    def run(pid, parent, command):
+        return Process(pid, 1, parent, command)
+
+    here = os.getpid()
+    table = {
+        (p.pid, p.start): p
+        for p in (
+            run(here, 2**22 + 1, "python -c exec(...)"),
+            run(2**22 + 1, 1, "python -m pytest --basetemp=/var/tmp/ours tests"),
+            run(2**22 + 2, 1, "python -m pytest -q --basetemp=/var/tmp/theirs/ tests"),
+            run(2**22 + 3, 2**22 + 2, "python -m skerry.images.disks.packing"),
+        )
+    }
+    strangers, prefixes = census._foreign(table, ("/run/ours",))
+    assert strangers == {2**22 + 2, 2**22 + 3}
+    assert prefixes == {"/var/tmp/theirs"}
+
+
 def test_another_skerry_hides_only_what_lies_below_its_places():
     before = census.take()
     sockets = frozenset({"/run/other/node.sock", "/run/other-1/node.sock"})

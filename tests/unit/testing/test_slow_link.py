@@ -115,14 +115,14 @@ def test_rate_is_shared_by_all_connections(near: Link) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert 0.9 < time.monotonic() - began < 4
+    assert time.monotonic() - began > 0.9
 
 
 def test_latency_is_of_each_request(near: Link) -> None:
     near.set(latency_s=0.1)
     began = time.monotonic()
     ask(near, "HEAD")  # a connection and a request
-    assert 0.2 <= time.monotonic() - began < 2
+    assert time.monotonic() - began >= 0.2
 
 
 def test_refusal_comes_as_often_as_asked_where_it_matches(near: Link) -> None:
