@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import tempfile
@@ -12,7 +13,7 @@ import pytest
 
 import lanes
 from live_node import LiveNode
-from skerry.testing.census import Watch
+from skerry.testing import census
 from skerry.testing.rootfs import container_reason
 
 pytest_plugins = ["skerry.testing.pytest_plugin"]
@@ -30,11 +31,12 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ[census.RUN] = str(os.getpid())
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Several processes at once (`-n`): what looks at the whole machine stays in one of them."""
+    """Several processes at once (`-n`) take a file each."""
     return lanes.scheduler(config, log)
 
 
@@ -43,7 +45,7 @@ def tests_beside(request, tmp_path_factory):
     """What tests in other processes of this run make lies below their own directories."""
     if workers := lanes.others(request.config):
         top = tmp_path_factory.getbasetemp().parent
-        Watch.beside = frozenset(str(top / f"popen-{worker}") for worker in workers)
+        census.Watch.beside = frozenset(str(top / f"popen-{worker}") for worker in workers)
 
 
 @pytest.fixture(scope="session")

@@ -1,55 +1,40 @@
-"""Which tests may run at once (`pytest -n`): those that look at the whole machine never do.
+"""Which tests may run at once (`pytest -n`): files side by side, each file's tests one after the other.
 
-The leak census compares the state of the machine before and after, so whatever starts nodes or
-launchers, makes groups or swap, or takes a census runs in one process, one test after the other. All
-other tests keep to their own directories: they run beside, a file at a time.
+A census tells a node from those of other files by its directories and groups, and what tests make
+without a node by the directory of their process. What neither tells apart has one lane: swap is
+the machine's, and pages of any process may be in it.
 """
 
 from __future__ import annotations
 
 import pytest
 
-MACHINE = (
-    "tests/integration/",
-    "tests/security/",
-    "tests/conformance/test_container.py",
-    "tests/unit/backends/",
+SWAP = (
+    "tests/integration/launcher/test_launcher_memory.py",
+    "tests/integration/test_census_command.py",
+    "tests/integration/test_deep_pause.py",
+    "tests/integration/test_idle_reclaim_real.py",
+    "tests/security/test_shared_cache.py",
     "tests/unit/density/",
-    "tests/unit/testing/",
-)
-# Of those folders: what has objects, registries, file systems and archives only.
-BESIDE = (
-    "tests/integration/oci/test_oci_push.py",
-    "tests/integration/oci/test_oci_refusals.py",
-    "tests/integration/oci/test_oci_registry.py",
-    "tests/integration/oci/test_oci_umoci.py",
-    "tests/integration/test_blobs_over_s3.py",
-    "tests/integration/test_images_overlay.py",
-    "tests/integration/test_lazy_blobs.py",
-    "tests/integration/test_s3_doctor.py",
-    "tests/integration/test_s3_shared.py",
-    "tests/integration/test_s3_store.py",
-    "tests/integration/test_s3_tls.py",
-    "tests/integration/test_store_shared.py",
-    "tests/security/test_cheats_downloads.py",
-    "tests/security/test_transfer_races.py",
 )
 
 
 def lane(nodeid: str) -> str:
     """Returns what a test shares its process and its turn with."""
     path = nodeid.partition("::")[0]
-    return "machine" if path.startswith(MACHINE) and path not in BESIDE else path
+    return "swap" if path.startswith(SWAP) else path
 
 
 def scheduler(config: pytest.Config, log):
-    """Returns a scheduler that gives whole lanes to processes, the longest first."""
+    """Returns a scheduler that gives whole lanes to processes, in their order."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return lane(nodeid)
 
+    # Folders with slow files come first; the many small ones even out the end.
+    config.option.loadscopereorder = False
     return Lanes(config, log)
 
 

@@ -15,14 +15,14 @@ import subprocess
 import time
 from pathlib import Path
 
+from native_build import NATIVE, build
 from skerry.backends.shared import proc
 from skerry.wire import plan, replies
 from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import Tag, encode_frame
 from waiting import soon
 
-ROOT = Path(__file__).resolve().parents[1]
-BUILD = ROOT / "native/build"
+BUILD = NATIVE / "build"
 UID_BASE = 3_000_000
 # Told from those of another run on this machine by the number.
 OWNER = 3_900_000 + os.getpid() % 1000 * 100
@@ -63,8 +63,7 @@ def missing() -> str | None:
 
 def build_programs(at: Path) -> None:
     """Builds the launcher; puts the stand-in and the layer image into a directory."""
-    targets = ["build/release/skerry-spawn", "build/san/skerry-spawn"]
-    subprocess.run(["make", "-sC", str(ROOT / "native"), *targets], check=True)
+    build("build/release/skerry-spawn", "build/san/skerry-spawn")
     source = Path(__file__).with_name("native_launcher_stand_in.c")
     subprocess.run(["musl-gcc", "-static", "-O1", "-o", at / "init", source], check=True)
     for name in ("proc", "dev", "tmp", "etc"):  # neither /run nor /sys: the launcher makes them

@@ -15,6 +15,9 @@
 
 #include "protocol.h"
 
+/* Answers and news that a busy node has not read yet: thousands, while the usual room is for 278. */
+enum { UNREAD_BYTES_MAX = 4 << 20 };
+
 static uint8_t packet[FRAME_HEADER + FRAME_PAYLOAD_MAX + 1], out[FRAME_HEADER + FRAME_PAYLOAD_MAX];
 static struct builder builder;
 
@@ -299,7 +302,7 @@ static void listener_ready(struct watch *w, uint32_t events)
 	struct launcher *l = container_of(w, struct launcher, listener);
 	struct ucred peer;
 	socklen_t size = sizeof(peer);
-	int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), room = UNREAD_BYTES_MAX;
 
 	(void)events;
 	if (fd < 0)
@@ -309,6 +312,8 @@ static void listener_ready(struct watch *w, uint32_t events)
 		close(fd);
 		return;
 	}
+	if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof(room)) < 0)
+		log_line(l, "client: room for unread answers: %s", strerror(errno));
 	loop_close(&l->loop, &l->client);
 	orphan_disarm(l);
 	l->connection++;

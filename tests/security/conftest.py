@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from live_node import LiveNode
+from native_build import NATIVE, build
 
 HERE = Path(__file__).parent
-NATIVE = HERE.parents[1] / "native"
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +73,7 @@ async def box(node_client, armed):
 @pytest.fixture(scope="session")
 def weak_pair(tmp_path_factory):
     """The directory of the weakened native pair."""
-    subprocess.run(["make", "-s", "-C", str(NATIVE), "weak"], check=True)
+    build("weak")
     return NATIVE / "build/weak"
 
 

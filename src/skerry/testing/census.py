@@ -24,8 +24,12 @@ from typing import ClassVar
 import msgspec
 
 from skerry.backends.shared import proc
+from skerry.node import registry
 
 SETTLE_S = 5.0
+RUN = (
+    "CENSUS_RUN"  # in the environment: tells what tests of one process started from what others did
+)
 _POLL_S = 0.05
 _OURS = ("skerry-init", "skerry-spawn")
 
@@ -220,6 +224,10 @@ def _foreign(
     ours = _descendants(processes, {os.getpid()} | launchers)
     alive = {p.pid for p in processes.values()} - {1}
     heads, prefixes = _other_runs(processes)
+    prefixes |= _other_nodes(places)
+    # An agent says nothing of itself but by its group, and may have no launcher just now.
+    heads |= {pid for pid in told if pid not in ours and _groups(pid) & prefixes}
+    heads |= {pid for pid in told if pid not in ours and _run_of(pid) not in ("", _run_of_ours())}
     for process in processes.values():
         if process.pid not in told or process.pid in ours:
             continue
@@ -235,10 +243,35 @@ def _foreign(
             prefixes |= {f"/{name}" for name in groups}
     strangers = _descendants(processes, heads)
     for pid in strangers:
-        for line in proc.text(f"/proc/{pid}/cgroup").splitlines():
-            name = line.rpartition(":")[2].split("/")[1]
-            prefixes |= {f"/{name}"} if name.startswith("skerry-") else set()
+        prefixes |= _groups(pid)
     return strangers, prefixes
+
+
+def _groups(pid: int) -> set[str]:
+    """The topmost groups of a process, if they are a Skerry's."""
+    lines = proc.text(f"/proc/{pid}/cgroup").splitlines()
+    names = {line.rpartition(":")[2].split("/")[1] for line in lines}
+    return {f"/{name}" for name in names if name.startswith("skerry-")}
+
+
+def _run_of(pid: int) -> str:
+    """Which run of tests a process is of, if its environment says so."""
+    words = proc.text(f"/proc/{pid}/environ").split("\0")
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{RUN}=")), "")
+
+
+def _run_of_ours() -> str:
+    return os.environ.get(RUN, "")
+
+
+def _other_nodes(places: tuple[str, ...]) -> set[str]:
+    """The directories and groups of the nodes of this host that have theirs elsewhere."""
+    found = set()
+    for name, node in registry.read_all().items():
+        words = {node.state_dir, node.run_dir}
+        if not _is_below(words, places):
+            found |= {f"/skerry-{name}", *words}
+    return found
 
 
 def _other_runs(processes: dict[tuple[int, int], Process]) -> tuple[set[int], set[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,13 @@ import pytest
 from native_agent import NATIVE, Client
 from native_sandbox import Sandbox
 
+from native_build import build
+
 
 @pytest.fixture(scope="module", params=["release", "san"])
 def binary(request: pytest.FixtureRequest) -> Path:
     target = f"build/{request.param}/skerry-init"
-    subprocess.run(["make", "-C", NATIVE, target], check=True, capture_output=True)
+    build(target)
     return NATIVE / target
 
 

@@ -307,6 +307,15 @@ def test_plain_directories_serve_without_limits_and_deep_trees_go(
     launcher.end()
 
 
+def test_client_that_is_late_finds_all_answers(launcher: Launcher) -> None:
+    """A node on a busy host: the answers of a crowd of starts and ends wait for it."""
+    asked = range(1000, 3000)
+    for number in asked:
+        launcher.socket.send(plan.Status().encode(number))
+    answers = [plan.decode(launcher.socket.recv(1 << 17)) for _ in asked]
+    assert [answer.request_id for answer in answers] == list(asked)
+
+
 def test_log_is_bounded(make: Callable[..., Launcher]) -> None:
     launcher = make(san=True)
     launcher.run.mkdir(mode=0o700)

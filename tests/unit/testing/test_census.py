@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import msgspec
+import pytest
 
+from skerry.node import registry
 from skerry.testing import census
 from skerry.testing.census import Process, compare, descriptors, take
 
@@ -41,6 +43,20 @@ def test_left_process_is_named_with_its_command():
     assert any(f"process {child.pid} " in line and "input()" in line for line in lines)
 
 
+def test_daemon_of_another_run_is_told_by_its_environment(tmp_path):
+    """It has no parent, no argument that is told and no group."""
+    program = "import os, time\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\ninput()"
+    for run, foreign in (("another", True), (os.environ[census.RUN], False)):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, "skerry"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={census.RUN: run},
+        ) as child:  # fmt: skip
+            pid = int(child.stdout.readline())
+            strangers, _ = census._foreign(census._processes(), (str(tmp_path),))
+            child.stdin.close()
+        assert (pid in strangers) == foreign
+
+
 def test_left_memory_file_is_named():
     before = take()
     handle = os.memfd_create("left-behind")
@@ -55,6 +71,12 @@ def test_descriptors_are_counted_by_kind():
     os.close(reader)
     os.close(writer)
     assert counts["pipe"] >= 2
+
+
+@pytest.fixture(autouse=True)
+def no_nodes(monkeypatch):
+    """Nodes that run on this machine are no part of these tables."""
+    monkeypatch.setattr(registry, "read_all", dict)
 
 
 def test_another_skerry_is_told_from_ours_by_its_arguments():
@@ -107,6 +129,22 @@ def test_another_run_of_tests_is_told_by_where_it_keeps_its_files():
     strangers, prefixes = census._foreign(table, ("/run/ours",))
     assert strangers == {2**22 + 2, 2**22 + 3}
     assert prefixes == {"/var/tmp/theirs"}
+
+
+def test_agent_without_a_launcher_is_of_the_node_whose_group_it_is_in(monkeypatch):
+    nodes = {
+        "other": registry.Entry("/var/tmp/other", "/run/other", 2**22 + 9),
+        "ours": registry.Entry("/var/tmp/ours", "/run/ours", 2**22 + 8),
+    }
+    monkeypatch.setattr(registry, "read_all", lambda: nodes)
+    groups = {2**22 + 1: "0::/skerry-other/s1/agent\n", 2**22 + 2: "0::/skerry-ours/s1/agent\n"}
+    monkeypatch.setattr(
+        census.proc, "text", lambda path: groups.get(int(path.split("/")[2]), "") or "0::/\n"
+    )
+    table = {(pid, 1): Process(pid, 1, 1, "skerry-init") for pid in groups}
+    strangers, prefixes = census._foreign(table, ("/var/tmp/ours", "/run/ours"))
+    assert strangers == {2**22 + 1}
+    assert prefixes == {"/skerry-other", "/var/tmp/other", "/run/other"}
 
 
 def test_another_skerry_hides_only_what_lies_below_its_places():

@@ -187,7 +187,12 @@ class LauncherProcess:
             await self._current.lost.wait()
             self._ready.clear()
             self.restarts += 1
-            self._log.error("the launcher (process %d) was lost", self.pid)
+            self._log.error(
+                "the launcher (process %d, which %s) was lost; its log ends with: %s",
+                self.pid,
+                "lives" if proc.runs(self.pid) else "has ended",
+                self._log_tail() or "nothing",
+            )
             while failures < RESTARTS_MAX:
                 try:
                     await self._attach()
