@@ -312,7 +312,7 @@ def test_client_that_is_late_finds_all_answers(launcher: Launcher) -> None:
     asked = range(1000, 3000)
     for number in asked:
         launcher.socket.send(plan.Status().encode(number))
-    answers = [plan.decode(launcher.socket.recv(1 << 17)) for _ in asked]
+    answers = [replies.decode(launcher.socket.recv(1 << 17)) for _ in asked]
     assert [answer.request_id for answer in answers] == list(asked)
 
 
