@@ -14,6 +14,7 @@ from skerry.errors import InvalidRequest
 
 TEXT_BYTES_MAX = 1 << 20
 INSTRUCTIONS_MAX = 500
+_NESTED_MAX = 100
 NEWER_BYTES_MAX = 1 << 20  # of one line after its variables were put in
 
 _DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(.*?)\s*")
@@ -163,6 +164,8 @@ def _variable(
     if end < 0:
         raise fault(line, "${ without }")
     inner = text[at + 2 : end]
+    if inner.count("${") > _NESTED_MAX:
+        raise fault(line, f"more than {_NESTED_MAX} variables in the words of one")
     found = _NAME.match(inner)
     if found is None:
         raise fault(line, f"${{{inner[:40]}}}: no name of a variable")

@@ -189,3 +189,14 @@ def test_bounds_hold() -> None:
     bomb = "".join(f"ENV A{n + 1}=$A{n}$A{n}$A{n}$A{n}\n" for n in range(20))
     with pytest.raises(InvalidRequest, match="too long"):
         planned("FROM debian:12\nENV A0=xxxxxxxx\n" + bomb)
+
+
+def test_words_in_words_without_end_are_refused_with_their_line() -> None:
+    nested = "${b:-" * 50 + "x" + "}" * 50
+    assert parse_plan(f"FROM debian:12\nENV a={nested}\n").config.env["a"] == "x"
+    with pytest.raises(InvalidRequest, match="line 2: more than 100"):
+        parse_plan("FROM debian:12\nENV a=" + "${b:-" * 3000 + "x" + "}" * 3000 + "\n")
+
+
+def parse_plan(text: str) -> Plan:
+    return plan(parse_recipe(text), ImageConfig())
