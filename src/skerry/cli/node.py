@@ -19,6 +19,7 @@ from skerry.errors import Conflict, InvalidRequest, NotFound
 if TYPE_CHECKING:
     from skerry.node.config import NodeConfig
 
+STUCK_S = 10.0  # threads that are about to end have that long
 ALREADY_RUNNING = 75  # EX_TEMPFAIL: another node has the state directory; use that one
 
 
@@ -94,6 +95,19 @@ def run_node(config: NodeConfig) -> None:
     gc.freeze()  # code is never garbage, and looking through it stops the loop for 10 ms
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config))
+        leave_stuck_threads()
+
+
+def leave_stuck_threads() -> None:
+    """Ends this process soon, even if threads wait for a file system that does not answer.
+
+    All that has to be kept is written by now; Python would wait for those threads for ever.
+    """
+    import threading
+
+    watchdog = threading.Timer(STUCK_S, os._exit, (0,))
+    watchdog.daemon = True
+    watchdog.start()
 
 
 def read_config(path: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def build_node(
     timers = Timers(clock)
     loop_watch = LoopWatch()
     sandboxes = Sandboxes(identity.name)
-    images = Images(library, clock, threads_max=limits.image_threads_max, in_use=sandboxes.digests)
+    images = _images(config, library, clock, sandboxes)
     return Node(
         Parts(
             config=config,
@@ -122,6 +122,16 @@ def _directories(config: NodeConfig) -> None:
     """Makes what must be there when the launcher starts: it binds them."""
     for path in (config.state_dir, config.run_dir, *_layer_dirs(config)):
         os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def _images(config: NodeConfig, library: Library, clock: Clock, sandboxes: Sandboxes) -> Images:
+    return Images(
+        library,
+        clock,
+        threads_max=config.limits.image_threads_max,
+        plan_s_max=config.limits.plan_s_max,
+        in_use=sandboxes.digests,
+    )
 
 
 def _admission(

@@ -45,6 +45,7 @@ class Limits:
     ended_max: int = 1000  # stopped and failed sandboxes kept for a look; the oldest are deleted
     owners_max: int = 1000
     image_threads_max: int = 4
+    plan_s_max: float = 120.0  # a create waits that long for a layer store that does not answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,8 @@ class NodeConfig:
         for name in ("creates_in_flight_max", "connections_max", "batches_max"):
             if getattr(self.limits, name) < 1:
                 raise InvalidRequest(f"limits.{name} must be at least 1")
+        if not 1 <= self.limits.plan_s_max <= 3600:
+            raise InvalidRequest("limits.plan_s_max must be between a second and an hour")
         self.pressure.check()
         if not all(0.01 <= weight <= 100 for weight in self.weights.values()):
             raise InvalidRequest("weights: between 0.01 and 100 each")

@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from skerry.backends.api import Upper
-from skerry.errors import SkerryError, Unavailable
+from skerry.errors import SkerryError, StorageFailed, Unavailable
 from skerry.images.commits.packing import Apart
 from skerry.node.clock import Clock
 from skerry.node.crossing import ChunkReader, Pieces
@@ -42,6 +42,7 @@ log = logging.getLogger("skerry.node")
 
 PLAN_FRESH_S = 1.0  # a tag that another process moves is seen after at most that long
 PLANS_MAX = 1024
+PLAN_THREADS = 8
 TIDY_PAUSE_S = 600.0
 LOG_LINES_MAX = 10_000
 EXPECTED_MAX_S = 300.0  # a create waits that long for a layer that is being packed
@@ -144,12 +145,15 @@ class Images:
         clock: Clock,
         *,
         threads_max: int,
+        plan_s_max: float = 120.0,
         in_use: Callable[[], Collection[str]],
     ) -> None:
         self._library = library
         self._clock = clock
         self._in_use = in_use
         self._threads = asyncio.Semaphore(threads_max)
+        self._plan_s_max = plan_s_max
+        self._plan_threads = ThreadPoolExecutor(PLAN_THREADS, "plan")
         # An import waits for its client, and must keep nobody waiting but other imports.
         self._import_threads = ThreadPoolExecutor(threads_max, "import")
         self._plans: dict[tuple[str | None, ...], tuple[float, Environment]] = {}
@@ -163,7 +167,7 @@ class Images:
         now = self._clock.monotonic()
         if known is not None and now - known[0] < PLAN_FRESH_S:
             return known[1]
-        environment = await asyncio.to_thread(self._plan, spec)
+        environment = await self._planned(spec)
         if now - self._tidied > TIDY_PAUSE_S:
             self._tidied = now
             await self._tidy()
@@ -171,6 +175,23 @@ class Images:
             self._plans.clear()
         self._plans[names] = (now, environment)
         return environment
+
+    async def _planned(self, spec: SandboxSpec) -> Environment:
+        """Looks layers up; StorageFailed if the store does not answer within `plan_s_max`.
+
+        Who asked is told then. The thread stays with the store until that answers, so these threads
+        are nobody else's.
+        """
+        work = asyncio.get_running_loop().run_in_executor(self._plan_threads, self._plan, spec)
+        done, _ = await asyncio.wait((work,), timeout=self._plan_s_max)
+        if not done:
+            work.cancel()
+            work.add_done_callback(_forget)
+            raise StorageFailed(
+                f"the layer store has not answered for {self._plan_s_max:g} s: the sandbox's layers "
+                "cannot be looked up"
+            )
+        return work.result()
 
     def _plan(self, spec: SandboxSpec) -> Environment:
         restored = None
@@ -360,3 +381,9 @@ class Images:
     async def _call(self, work: Callable[[], T]) -> T:
         async with self._threads:
             return await asyncio.to_thread(work)
+
+
+def _forget(work: asyncio.Future[Environment]) -> None:
+    """Nobody waits for it any more."""
+    if not work.cancelled():
+        work.exception()

@@ -113,7 +113,10 @@ async def alive(node: Node, hurry: asyncio.Event | None = None) -> AsyncIterator
             async with node.idle.working(), node.keeper.working(), node.scrubber.working():
                 yield
         finally:
-            await node.keeper.end()
+            if not await _within(
+                node.keeper.end(), node.config.end_within_s, hurry or asyncio.Event()
+            ):
+                log.warning("the layer store does not answer: the lease on it is left to run out")
             await _end_parts(node, started, hurry)
 
 

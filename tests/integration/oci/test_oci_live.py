@@ -151,3 +151,43 @@ async def test_debian_goes_to_a_registry_and_comes_back_the_same(
                 await images.remove(name)
             except NotFound:
                 continue
+
+
+def links_and_deletions(number: int) -> bytes:
+    """A file, a second name for the one of the layer below, and that one's second name gone."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, link, data in (
+            (f"deep/f{number}", "", b"%d" % number),
+            (f"deep/link{number}", f"deep/f{number - 1}", b""),
+            (f"deep/.wh.link{number - 1}", "", b""),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            if link:
+                info.type, info.linkname = tarfile.LNKTYPE, link
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+async def test_image_of_127_layers_with_links_and_deletions_between_them_runs(
+    node_client, tmp_path: Path
+) -> None:
+    made = Layout(tmp_path / "layout")
+    first = tar(("deep/f0", b"0", 0o644), ("deep/link0", b"old", 0o644))
+    made.index(made.image(first, *map(links_and_deletions, range(1, 127)), tag="1"))
+    images = node_client.images
+    layer = await images.import_oci("toolkit/deep", f"oci:{made.path}:1")
+    try:
+        assert len(layer.layers()) < 32  # collapsed: a sandbox has room for so many
+        async with await node_client.sandboxes.create(layers=["toolkit/deep"]) as sandbox:
+            assert await said(sandbox, "cd /deep; ls | grep -c '^f'; ls | grep link") == (
+                "127\nlink126"
+            )
+            assert await said(sandbox, "cd /deep; for i in $(seq 0 126); do cat f$i; done") == (
+                "".join(map(str, range(127)))
+            )
+            same = "cd /deep; test f125 -ef link126 && stat -c %h f125"
+            assert await said(sandbox, same) == "2"
+    finally:
+        await images.remove("toolkit/deep")
