@@ -270,6 +270,12 @@ def test_copies_are_made_at_once_and_leave_nothing_beside_them(launcher: Launche
     launcher.ok(plan.UpperDrop("kept"))
 
 
+def test_pool_is_mounted_so_that_no_commit_waits_for_the_disk_below(launcher: Launcher) -> None:
+    mounts = Path(f"/proc/{launcher.process.pid}/mountinfo").read_text().splitlines()
+    (pool,) = (line for line in mounts if line.split()[4] == "/upper")
+    assert "nobarrier" in pool.split()[-1].split(",")
+
+
 def test_what_a_copy_left_that_was_killed_goes(launcher: Launcher) -> None:
     """With its sandbox, and what nobody knows of with the next launcher."""
     upper = launcher.inside("upper")
