@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -381,6 +382,31 @@ def punch(handle: int, offset: int, length: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.fallocate(handle, 3, ctypes.c_int64(offset), ctypes.c_int64(length))
     assert done == 0, os.strerror(ctypes.get_errno())
+
+
+def test_disk_that_is_closed_while_it_is_packed_leaves_nothing(rig: Rig) -> None:
+    a = rig.node("a")
+    a.create("gone", 64 * MIB)
+    with open(a.open("gone").path, "r+b", buffering=0) as disk:
+        for at in range(32):
+            os.pwrite(disk.fileno(), random.Random(at).randbytes(MIB), at * MIB)
+    until(lambda: a.view("gone").opens == 0)
+    a.snapshot("gone", "gone:1")
+    with pytest.raises(Conflict):
+        a.close("gone")
+    a.close("gone", discard=True)
+    root = Path(a.config.root)
+    until(lambda: not list((root / "jobs").iterdir()), 60)
+    until(lambda: not list(a.store.pins()), 60)
+    assert not list((root / "open").iterdir())
+    assert not list((root / "scratch").iterdir())
+
+
+def test_service_is_started_once_by_many_at_once(rig: Rig) -> None:
+    one, other = rig.node("a"), rig.node("a")
+    with ThreadPoolExecutor(2) as threads:
+        views = list(threads.map(lambda node: node.start(), (one, other)))
+    assert views[0].pid == views[1].pid
 
 
 def test_command_line_makes_opens_and_closes_disks(tmp_path: Path) -> None:

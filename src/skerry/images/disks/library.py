@@ -32,6 +32,7 @@ from skerry.images.scratch import remove_tree, storage_errors, sweep
 from skerry.spec.layers import LayerManifest, disk_name
 
 _POLL_S = 0.1
+_STARTING_S = 5.0
 _FREEZE, _THAW = 0xC004_5877, 0xC004_5878  # FIFREEZE, FITHAW
 _FLATTENED_BLOBS = 2
 
@@ -147,9 +148,22 @@ class Disks:
         finally:
             os.close(heard)
         if done.returncode != 0:
+            with contextlib.suppress(Unavailable):
+                return self._wait_for_other()
             why = done.stderr.decode(errors="replace").strip()[-400:]
             raise Unavailable(f"the disk service does not start: {why}; see {self.config.root}/log")
         return self.status()
+
+    def _wait_for_other(self) -> ServiceView:
+        """Returns how the service stands that somebody else is just starting; Unavailable."""
+        until = time.monotonic() + _STARTING_S
+        while True:
+            try:
+                return self.status()
+            except Unavailable:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(_POLL_S)
 
     def status(self) -> ServiceView:
         """Returns how the service and its disks stand; Unavailable if it does not run."""
@@ -174,6 +188,8 @@ class Disks:
             bring(self.store, self.config.root, manifest.digest)
             self._make(directory, called, manifest)
             self._ask(Request(do="attach", id=called))
+            # Who packed for an earlier disk of that name may have taken the pin for that one's.
+            self.store.pin(manifest, pin)
         except BaseException:
             remove_tree(directory)
             self.store.unpin(manifest.digest, pin)

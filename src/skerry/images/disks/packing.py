@@ -23,7 +23,7 @@ from skerry.images.disks.config import ServiceConfig, open_store
 from skerry.images.disks.local import list_path, map_path, put, read_map
 from skerry.images.disks.overlay import BLOCK_BYTES, Overlay
 from skerry.images.disks.snapshot import Change, Made, StoreBelow, make, publish
-from skerry.images.disks.state import PackJob, PackResult
+from skerry.images.disks.state import DiskState, PackJob, PackResult
 from skerry.images.disks.volume import View, pieces
 from skerry.images.format.chunks import CHUNK_BYTES, ChunkList
 from skerry.images.format.diskmap import Place
@@ -106,11 +106,18 @@ def pack(job: PackJob, config: ServiceConfig, store: LayerStore) -> LayerManifes
     return manifest
 
 
-def unpin_others(store: LayerStore, pin: str, needed: str) -> None:
-    """Lets go of what an open disk was based on before."""
-    for one in list(store.pins()):
-        if one.why == pin and one.digest != needed:
-            store.unpin(one.digest, pin)
+def unpin_others(store: LayerStore, config: ServiceConfig, disk: str) -> None:
+    """Lets go of all that is pinned for an open disk, but what it is based on now."""
+    pin = config.pin_of(disk)
+    pinned = [one.digest for one in store.pins() if one.why == pin]
+    try:
+        path = os.path.join(config.root, "open", disk, "disk.json")
+        needed = state.load(path, DiskState).manifest.digest
+    except FileNotFoundError:
+        needed = None  # it was closed meanwhile
+    for digest in pinned:
+        if digest != needed:
+            store.unpin(digest, pin)
 
 
 class _Cache:
@@ -160,7 +167,7 @@ def _work(path: str, config: ServiceConfig, store: LayerStore) -> None:
     while os.path.exists(path) and time.monotonic() < until:
         time.sleep(_POLL_S)
     if not os.path.exists(path):
-        unpin_others(store, config.pin_of(job.disk), manifest.digest)
+        unpin_others(store, config, job.disk)
 
 
 def _tell(path: str, result: PackResult) -> None:
