@@ -265,7 +265,7 @@ def test_full_local_disk_refuses_writes_and_keeps_what_was_acknowledged(
         run("umount", str(small))
 
 
-def test_damaged_chunk_is_refused_and_a_store_that_is_away_ends_reads_in_time(rig: Rig) -> None:
+def test_damaged_chunk_is_refused_and_a_blob_that_is_cut_off_ends_reads_in_time(rig: Rig) -> None:
     hasty = FetchConfig(wait_s=0.5, range_bytes=256 * KIB, ahead_bytes=0)
     a, b = rig.node("a"), rig.node("b", fetch=hasty)
     a.create("bad", 16 * MIB)
@@ -282,7 +282,12 @@ def test_damaged_chunk_is_refused_and_a_store_that_is_away_ends_reads_in_time(ri
         with pytest.raises(OSError, match="Input/output error"):
             read_all(handle)
         assert b.status().stats["verify_failures"] >= 3
-        data.unlink()
+    finally:
+        os.close(handle)
+    c = rig.node("c", fetch=hasty)
+    handle = os.open(c.open("bad:1").path, os.O_RDONLY)
+    try:
+        os.truncate(data, 0)
         began = time.monotonic()
         with pytest.raises(OSError, match="Input/output error"):
             os.pread(handle, 4096, 31 * 256 * KIB)

@@ -122,7 +122,7 @@ class Service:
                 name=one.state.manifest.name,
                 digest=one.state.manifest.digest,
                 size=one.size,
-                opens=one.opens(),
+                opens=one.opens,
                 changed=one.changed(),
                 local_bytes=one.local_bytes(),
                 packing=tuple(frozen.name for frozen in one.state.frozen),
@@ -156,7 +156,7 @@ class Service:
     def _close(self, request: Request) -> None:
         with self._turn:
             volume = self._find(request.id)
-            if volume.opens() and not request.force:
+            if volume.opens and not request.force:
                 raise Conflict(f"{request.id} is in use: detach what uses it first")
             if volume.changed() and not request.discard:
                 raise Conflict(f"{request.id} has changes that are in no snapshot yet")
@@ -166,7 +166,7 @@ class Service:
             self.blobs.keep(one.view.map for one in self.server.volumes())
 
     def _stop(self, request: Request) -> None:
-        used = [one.state.id for one in self.server.volumes() if one.opens()]
+        used = [one.state.id for one in self.server.volumes() if one.opens]
         if used and not request.force:
             raise Conflict(f"in use: {', '.join(used)}")
         self.server.ended.set()

@@ -145,6 +145,7 @@ class Volume:
         self.directory = directory
         self.gate = Gate()
         self.closed = False  # its directory is gone
+        self.opens = _read_opens(directory)  # who has it open, as far as is known
         boot = state.boot_id()
         same = disk.boot == boot
         overlays = [Overlay(directory, at, base.size, same_boot=same) for at in disk.overlays]
@@ -250,20 +251,16 @@ class Volume:
     # --- who has it open ---
 
     def count_opens(self, by: int) -> None:
-        """Takes note of one more, or one less, who has it open."""
+        """Takes note of one more, or one less, who has it open; the next process knows it too."""
         with self._turn:
+            self.opens = max(0, self.opens + by)
             path = os.path.join(self.directory, "opens")
-            number = max(0, self.opens() + by)
-            with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
-                file.write(f"{number}\n")
-
-    def opens(self) -> int:
-        """Returns how many have it open, as far as is known."""
-        try:
-            with open(os.path.join(self.directory, "opens"), encoding="ascii") as file:
-                return int(file.read() or 0)
-        except (OSError, ValueError):
-            return 0
+            with contextlib.suppress(OSError):
+                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:  # in place: on a full disk there is no room for another
+                    os.pwrite(handle, b"%08d\n" % self.opens, 0)
+                finally:
+                    os.close(handle)
 
     def changed(self) -> bool:
         """Says whether anything was written since the snapshot below."""
@@ -278,6 +275,14 @@ class Volume:
     def _save(self, disk: DiskState) -> None:
         state.save(os.path.join(self.directory, "disk.json"), disk)
         self.state = disk
+
+
+def _read_opens(directory: str) -> int:
+    try:
+        with open(os.path.join(directory, "opens"), encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0
 
 
 def open_volume(root: str, name: str) -> Volume:
