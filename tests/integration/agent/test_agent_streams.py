@@ -54,6 +54,8 @@ def test_ten_mebibytes_with_slow_credit_are_identical(sandbox: Sandbox) -> None:
         try:
             client.step(0.02)
         except TimeoutError:
+            if client.auto_credit:
+                continue  # it is only slow
             assert len(op.stdout) <= granted + WINDOW
             granted = min(len(op.stdout), granted + 60_000)
             client.send(CREDIT, op.handle << 2 | 2, pack(OFFSET, granted))
