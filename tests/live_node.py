@@ -61,17 +61,17 @@ class LiveNode:
 
     def launcher(self) -> int:
         """Returns the launcher's process id; 0 while there is none."""
-        parents = {}
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
                 stat = Path(f"/proc/{name}/stat").read_text()
             except OSError:
                 continue
-            if words[0].endswith(b"skerry-spawn") and f"{self.run}/container".encode() in words:
-                parents[int(name)] = int(stat.rpartition(")")[2].split()[1])
-        # The short-lived processes that it forks look like it, and their numbers may be lower.
-        return next((pid for pid, parent in parents.items() if parent not in parents), 0)
+            ours = words[0].endswith(b"skerry-spawn") and f"{self.run}/container".encode() in words
+            # The processes that it forks look like it, and may outlive it; it leads its session.
+            if ours and stat.rpartition(")")[2].split()[3] == name:
+                return int(name)
+        return 0
 
     @contextlib.contextmanager
     def running(self) -> Iterator[LiveNode]:
