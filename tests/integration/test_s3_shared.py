@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from s3_place import s3_options
-from skerry.errors import NotFound, StorageFailed, Unavailable
+from skerry.errors import LayerDamaged, NotFound, StorageFailed, Unavailable
 from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.objects.s3 import S3Objects
+from skerry.images.store import keys
 from skerry.images.store.leases import Leases, Timing
 from skerry.images.store.local import LocalLayers
+from skerry.images.store.patrol import Patrol
 from skerry.images.store.store import LayerStore
 from skerry.testing.link import Fault
 from waiting import soon
@@ -143,3 +145,36 @@ def test_collector_that_loses_its_store_removes_nothing_it_should_not(join, s3_l
     assert {blob.digest for blob in one.store.list()} >= kept.blobs()
     assert collected(other, one) <= gone.blobs()
     assert {blob.digest for blob in one.store.list()} == kept.blobs()
+
+
+def test_nodes_scrub_a_bucket_together_and_all_refuse_what_one_found(join) -> None:
+    one, other = join("one"), join("other")
+    made = [one.import_tar(f"workspace/w{at}", archive(10 + at, 600_000)) for at in range(3)]
+    objects = one.store.objects
+    key = keys.blob(str(made[1].data_digest))
+    whole = objects.get(key, 1 << 20)
+    bad = bytearray(whole)
+    bad[300_000] ^= 1
+    objects.put_bytes(key, bytes(bad), replace=True)
+    patrols = [
+        Patrol(node.store, node.suspects, every_s=1.0, bytes_per_s=1 << 30) for node in (one, other)
+    ]
+    checks = {}
+
+    def all_seen() -> bool:
+        for patrol in patrols:
+            check = patrol.step()
+            if check is not None:
+                checks.setdefault(check.digest, check)
+        return checks.keys() == {manifest.digest for manifest in made}
+
+    assert soon(all_seen, 60)
+    assert [damage.chunks for damage in checks[made[1].digest].damage] == [(1,)]
+    other.suspects.refuse([made[0], made[2]])
+    for node in (one, other):
+        with pytest.raises(LayerDamaged):
+            node.suspects.refuse([made[1]])
+    assert other.last_check("workspace/w1").damage
+    objects.put_bytes(key, bytes(whole), replace=True)
+    for node in (one, other):
+        node.suspects.refuse([made[1]])
