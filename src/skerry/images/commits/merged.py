@@ -92,29 +92,31 @@ class Merged:
                         raise ImageBroken(f"{show(path)}: too many files", limit="entries")
         return shown
 
-    def find(self, path: bytes) -> Place | None:
-        """Returns where a file is, None if it is not there."""
+    @contextlib.contextmanager
+    def _shown(self, path: bytes) -> Iterator[tuple[int, Place] | None]:
+        """Gives the directory that a file is in and its place, None if it is not there."""
         parent, _, name = path.rpartition(b"/")
         with self._directories(parent) as directories:
             for layer, fd in directories:
                 info = lstat(fd, name)
                 if info is None or (is_whiteout(info) and not self._hides(layer, info)):
                     continue
-                return None if is_whiteout(info) else Place(layer, info)
-        return None
+                yield None if is_whiteout(info) else (fd, Place(layer, info))
+                return
+            yield None
+
+    def find(self, path: bytes) -> Place | None:
+        """Returns where a file is, None if it is not there."""
+        with self._shown(path) as shown:
+            return shown[1] if shown is not None else None
 
     def open(self, path: bytes) -> int | None:
         """Returns a descriptor of a regular file, to be closed; None if there is no such file."""
-        parent, _, name = path.rpartition(b"/")
-        with self._directories(parent) as directories:
-            for layer, fd in directories:
-                info = lstat(fd, name)
-                if info is None or (is_whiteout(info) and not self._hides(layer, info)):
-                    continue
-                if not stat.S_ISREG(info.st_mode):
-                    return None
-                return open_regular(fd, name, info, path)
-        return None
+        with self._shown(path) as shown:
+            if shown is None or not stat.S_ISREG(shown[1].stat.st_mode):
+                return None
+            fd, place = shown
+            return open_regular(fd, path.rpartition(b"/")[2], place.stat, path)
 
     def read(self, path: bytes, bytes_max: int) -> bytes | None:
         """Returns a file's content, None if there is no such file; ImageBroken if it is longer."""

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import signal
 import subprocess
+import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -153,3 +157,44 @@ def test_old_and_new_mkfs_give_the_same_files_and_each_the_same_bytes_again(
     assert "d/f|f|4751|3|0|15000|1700000000.0" in "\n".join(listing(tmp_path / "old"))
     for name in ("new", "old"):
         assert os.getxattr(tmp_path / name / "d", "trusted.overlay.opaque") == b"y"
+
+
+_KILLED = """
+import os, signal, sys
+from skerry.images.format.erofs import Tools, build_image
+from skerry.images.scratch import Content
+from skerry.images.tree.entry import Node, Tree
+from skerry.spec.files import FileType
+class Contents:
+    def read(self, content):
+        yield bytes(8 << 20)  # more than a pipe holds: it reads by now
+        os.kill(os.getpid(), signal.SIGKILL)
+tree = Tree()
+tree.put(b"f", Node(FileType.FILE, 0o644, content=Content(0, 16 << 20, b"")))
+build_image(tree, Contents(), sys.argv[1] + "/out", tools=Tools(), scratch=sys.argv[1])
+"""
+
+
+def test_mkfs_of_a_process_that_was_killed_ends_with_it(tmp_path: Path) -> None:
+    def alive() -> list[int]:
+        lines = {
+            int(one.name): one / "cmdline" for one in Path("/proc").iterdir() if one.name.isdigit()
+        }
+        found = []
+        for pid, line in lines.items():
+            with contextlib.suppress(OSError):
+                if (
+                    b"mkfs.erofs" in line.read_bytes()
+                    and str(tmp_path).encode() in line.read_bytes()
+                ):
+                    found.append(pid)
+        return found
+
+    command = [sys.executable, "-c", _KILLED, str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    until = time.monotonic() + 20
+    while (left := alive()) and time.monotonic() < until:
+        time.sleep(0.02)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
