@@ -16,15 +16,18 @@ there.
 - `cold_speedup_vs_eager`: the peer's time by ours, medians. `_prefetch`: the same with the profile that
   a first run left (`lazy.profile`), on a node that has nothing else.
 - The floor of `cold_s`: the same run in a new sandbox when the node has all of it.
-- `cold_create_s`: of that, until the sandbox is there; `cold_requests`: to the store.
+- `cold_create_s`: of that, until the sandbox is there. `cold_requests`: to the store;
+  `cold_store_cpu_s`: what it took for them, on the same processors.
 - `fetched_fraction`: bytes of bodies that came over the link, by the content of the image.
 - `cold_write_ratio`: bytes that the peer's trees take on disk, by those of our cache.
 - `cold_s_20ms`: as `cold_s`, over a link of 20 ms.
 
 Burst (`burst_*`): 64 sandboxes over 8 images at once, as a job starts them, each image for as many
-sandboxes as the paper's fan-out gives (median 3, at most 28); every sandbox runs one test module. From
-just before the first is asked for until the last result. The peer fetches and unpacks base and images
-once a node, 4 at a time. Both run at most 16 at once.
+sandboxes as the paper's fan-out gives (median 3, at most 28). An image is the base, the large layer of
+the cold start as a stack that all of a team share, and a layer of its own: the paper's images have
+gigabytes, too. Every sandbox runs a test module, or uses its package (`layers_images.py`). From just
+before the first is asked for until the last result. The peer fetches and unpacks each layer once a
+node, 4 at a time. Both run at most 16 at once.
 - `burst_speedup_vs_eager`, `burst_write_ratio`, `burst_fetched_ratio`.
 
 Composition (`compose_*`): 16 sandboxes (8 with --quick) at once, each the base with a workspace

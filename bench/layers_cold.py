@@ -4,35 +4,42 @@
 """
 
 import asyncio
+import operator
 import shutil
 import statistics
 import time
 from typing import Any
 
+from daemons import used_cpu_s
 from harness import BenchmarkFailedError, RawLog
 from layers_images import BURST, IMAGES, LARGE, MIB, Bench, inside, taken
 from product import STATE
 from report import Result
 
 FAN_OUT = (28, 12, 7, 5, 4, 3, 3, 2)  # 64
-TEST = "python3 -m pytest -q -x -p no:cacheprovider --pyargs {0} 2>&1 || python3 -c 'import {0}'"
 RECORD_S = 15.0
 AT_ONCE = 16
 FAR_LATENCY_S = 0.02
 SANDBOX = {"image": "debian:12", "cpu": 2, "memory": "2GiB"}
 
 
+def stack(name: str) -> tuple[str, ...]:
+    """Return the layers of an image above the base, lowest first: those of the burst share one."""
+    return (LARGE,) if name == LARGE else (LARGE, name)
+
+
 async def first_result(client: Any, name: str) -> None:
-    """Make a sandbox of a base and a layer, run its test module in it, and end it."""
-    sandbox = await client.sandboxes.create(layers=[f"workspace/{name}"], **SANDBOX)
+    """Make a sandbox of an image, do its first run in it, and end it."""
+    layers = [f"workspace/{one}" for one in stack(name)]
+    sandbox = await client.sandboxes.create(layers=layers, **SANDBOX)
     await test(sandbox, name)
     await sandbox.destroy()
 
 
 async def test(sandbox: Any, name: str) -> float:
-    """Run the test module of an image; return the seconds."""
+    """Do the first run of an image; return the seconds."""
     start = time.perf_counter()
-    result = await sandbox.run(TEST.format(IMAGES[name].test), timeout=300)
+    result = await sandbox.run(IMAGES[name].command, timeout=300)
     if not result.ok:
         raise BenchmarkFailedError(f"{name}: {result.text[-400:]} {result.error_text[-400:]}")
     return time.perf_counter() - start
@@ -51,7 +58,7 @@ async def eager_cold(bench: Bench, far: Any) -> dict[str, float]:
     await asyncio.gather(*pulls)
     pulled = time.perf_counter()
     trees = (tree / "base", tree / LARGE)
-    await asyncio.to_thread(inside, trees, TEST.format(IMAGES[LARGE].test))
+    await asyncio.to_thread(inside, trees, IMAGES[LARGE].command)
     end = time.perf_counter()
     down, disk = far.counts().down, taken(tree)
     shutil.rmtree(tree)
@@ -66,12 +73,14 @@ async def demand_cold(bench: Bench, far: Any, *, prefetch: bool) -> dict[str, fl
         base = await client.images.inspect("debian:12")
         size = sum(one.data_bytes + one.size_bytes for one in (layer, base))
         far.reset()
+        costs = [used_cpu_s(pid) for pid in (bench.s3.pid, far.pid)]
         start = time.perf_counter()
         sandbox = await client.sandboxes.create(layers=[f"workspace/{LARGE}"], **SANDBOX)
-        created = time.perf_counter()
+        created, before = time.perf_counter(), far.counts().requests
         await test(sandbox, LARGE)
         end = time.perf_counter()
         seen = far.counts()
+        store, link = map(operator.sub, [used_cpu_s(pid) for pid in (bench.s3.pid, far.pid)], costs)
         await sandbox.destroy()
         disk = taken(f"{STATE}/chunks", f"{STATE}/layers")
         sandbox = await client.sandboxes.create(layers=[f"workspace/{LARGE}"], **SANDBOX)
@@ -79,6 +88,7 @@ async def demand_cold(bench: Bench, far: Any, *, prefetch: bool) -> dict[str, fl
         await sandbox.destroy()
     return {
         "s": end - start, "create_s": created - start, "floor_s": floor, "down": seen.down,
+        "store_cpu_s": store, "link_cpu_s": link, "create_requests": before,
         "requests": seen.requests, "in_flight_max": seen.in_flight_max, "disk": disk, "size": size,
     }  # fmt: skip
 
@@ -122,6 +132,7 @@ async def cold(bench: Bench, far: Any, result: Result, raw: RawLog, rounds: int)
         written = middle("eager", "disk") / middle(party, "disk")
         result.add(f"cold_write_ratio{suffix}", written, "x", rounds, "higher")
         result.add(f"cold_create_s{suffix}", middle(party, "create_s"), "s", rounds, "lower")
+        result.add(f"cold_store_cpu_s{suffix}", middle(party, "store_cpu_s"), "s", rounds, "lower")
         result.add(f"cold_requests{suffix}", middle(party, "requests"), "", rounds, "lower")
 
 
@@ -168,7 +179,7 @@ async def burst(bench: Bench, far: Any, result: Result, raw: RawLog) -> None:
 
 
 async def eager_burst(bench: Bench, far: Any, jobs: list[str]) -> dict[str, float]:
-    """Pull each image once, 4 at a time; run at most 16 jobs at once."""
+    """Pull each layer once, 4 at a time; run at most 16 jobs at once."""
     objects, tree = bench.objects(far.endpoint), bench.scratch / "pulled"
     pulls, runs = asyncio.Semaphore(4), asyncio.Semaphore(AT_ONCE)
     images: dict[str, asyncio.Task[None]] = {}
@@ -178,13 +189,14 @@ async def eager_burst(bench: Bench, far: Any, jobs: list[str]) -> dict[str, floa
             await asyncio.to_thread(bench.pull, objects, name, tree / name)
 
     async def eager(name: str) -> None:
-        for one in ("base", name):
+        layers = ("base", *stack(name))
+        for one in layers:
             if one not in images:
                 images[one] = asyncio.ensure_future(pull(one))
-        await asyncio.gather(images["base"], images[name])
+        await asyncio.gather(*(images[one] for one in layers))
         async with runs:
-            trees = (tree / "base", tree / name)
-            await asyncio.to_thread(inside, trees, TEST.format(IMAGES[name].test))
+            trees = [tree / one for one in layers]
+            await asyncio.to_thread(inside, trees, IMAGES[name].command)
 
     far.reset()
     start = time.perf_counter()

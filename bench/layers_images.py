@@ -34,10 +34,20 @@ PULL_BYTES, PULLS_AHEAD = 8 << 20, 3
 
 @dataclass(frozen=True)
 class Image:
-    """A workspace: what pip puts there, and the module (or module of tests) that a first run is."""
+    """A workspace: what pip puts there, and the command that a first run is."""
 
     packages: Sequence[str]
-    test: str
+    command: str
+
+
+def tests(module: str) -> str:
+    """Return the command that runs a package's own test module."""
+    return f"python3 -m pytest -q -x -p no:cacheprovider --pyargs {module}"
+
+
+def use(code: str) -> str:
+    """Return the command that runs a line of Python, for packages whose wheel has no test that runs."""
+    return f"python3 -c '{code}'"
 
 
 IMAGES: Mapping[str, Image] = {
@@ -47,16 +57,23 @@ IMAGES: Mapping[str, Image] = {
             "pandas", "scikit-learn", "spacy", "botocore", "transformers", "sympy", "plotly",
             "matplotlib", "hypothesis",
         ),
-        "sympy.core.tests.test_basic",
+        tests("sympy.core.tests.test_basic"),
     ),
-    "py-sympy": Image(("sympy",), "sympy.core.tests.test_basic"),
-    "py-scipy": Image(("scipy",), "scipy.cluster.tests.test_vq"),
-    "py-pandas": Image(("pandas",), "pandas.tests.libs.test_hashtable"),
-    "py-sklearn": Image(("scikit-learn",), "sklearn.utils.tests.test_encode"),
-    "py-matplotlib": Image(("matplotlib",), "matplotlib.tests.test_cbook"),
-    "py-plotly": Image(("plotly", "numpy"), "plotly.io"),
-    "py-botocore": Image(("botocore",), "botocore.session"),
-    "py-spacy": Image(("spacy",), "spacy.tests.test_cli"),
+    "py-sympy": Image(("sympy",), use('import sympy; print(sympy.integrate("x*sin(x)"))')),
+    "py-scipy": Image(("scipy",), tests("scipy.cluster.tests.test_vq")),
+    "py-pandas": Image(("pandas",), tests("pandas.tests.libs.test_hashtable")),
+    "py-sklearn": Image(("scikit-learn",), tests("sklearn.utils.tests.test_encode")),
+    "py-matplotlib": Image(
+        ("matplotlib",), use('import matplotlib.pyplot as p; p.plot([1, 2]); p.savefig("/tmp/a.png")')
+    ),
+    "py-plotly": Image(
+        ("plotly", "numpy"), use("import plotly.graph_objects as g; g.Figure(g.Bar(y=[1])).to_json()")
+    ),
+    "py-botocore": Image(
+        ("botocore",),
+        use('import botocore.session as s; s.get_session().create_client("s3", region_name="eu")'),
+    ),
+    "py-spacy": Image(("spacy",), use('import spacy; print(len(spacy.blank("en")("some words")))')),
 }  # fmt: skip
 BURST = tuple(name for name in IMAGES if name != LARGE)
 # Code tools as an agent's toolkit has them: two type checkers, one of them on its own Node.js, a
