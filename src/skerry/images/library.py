@@ -23,12 +23,12 @@ from skerry.images.format.chunks import Codec
 from skerry.images.format.erofs import Log, Tools
 from skerry.images.publish import Made, Publisher
 from skerry.images.scratch import Spool, scratch_directory, sweep
+from skerry.images.shorten import Shortening
 from skerry.images.sources import debian
 from skerry.images.sources.directory import read_directory
 from skerry.images.store.local import LocalLayers
 from skerry.images.store.mounting import Mounting
 from skerry.images.store.removal import Removal
-from skerry.images.store.restoring import Restoring
 from skerry.images.store.store import LayerStore
 from skerry.images.store.suspects import Suspects
 from skerry.images.tree.entry import Tree
@@ -52,7 +52,7 @@ def _silent(_line: str) -> None:
     pass
 
 
-class ImageLibrary(Mounting, Restoring, Removal):
+class ImageLibrary(Mounting, Shortening, Removal):
     """Layers in one store. `scratch_dir` is best on the store's disk: blobs are then renamed.
 
     `codec` is how data blobs are stored from now on. With `local` metadata blobs are mounted from

@@ -15,6 +15,7 @@ from skerry.images.format.erofs import Log, Tools
 from skerry.images.format.pair import BuiltLayer, build_layer
 from skerry.images.scratch import Spool, storage_errors
 from skerry.images.store.records import rfc3339
+from skerry.images.store.restoring import COMMIT, FLATTEN
 from skerry.images.store.store import LayerStore
 from skerry.images.tree.entry import BELOW, Tree
 from skerry.images.tree.notes import Notes
@@ -89,7 +90,7 @@ class Publisher:
             parts=tuple(parts),
             scrubbed=made.scrubbed,
         )
-        self._put(manifest, built)
+        self._publish(manifest, built)
         size = manifest.total_bytes >> 20
         log(f"{made.name}: {manifest.files} files, {size} MiB, {manifest.digest}")
         return manifest
@@ -111,22 +112,37 @@ class Publisher:
         log(f"storing {packed.files} files")
         notes = {"notes": "\n".join(packed.notes)} if packed.notes else {}
         manifest = msgspec.structs.replace(
-            self._manifest(str(name), "commit", packed.files, built),
+            self._manifest(str(name), COMMIT, packed.files, built),
             recipe=recipe | notes,
             parents=parents,
             scrubbed=packed.scrubbed,
             below=below,
         )
-        self._put(manifest, [built])
+        self._publish(manifest, [built])
         log(f"{name}: {packed.files} files, {manifest.total_bytes >> 20} MiB, {manifest.digest}")
         return manifest
 
-    def _put(self, manifest: LayerManifest, built: Sequence[BuiltLayer]) -> None:
-        with self._store.adding(*manifest.blobs()):
-            for one in built:
-                if one.data is not None and one.chunks is not None:
-                    self._store.put_data(one.data, one.chunks)
-                self._store.put(one.path, one.digest)
+    def merged(self, packed: Packed, config: ImageConfig) -> LayerManifest:
+        """Returns the manifest of what commits of a chain were merged to. No tag stands for it."""
+        built = packed.built()
+        name = f"workspace/flattened:{built.digest.removeprefix('sha256:')[:16]}"
+        manifest = self._manifest(name, FLATTEN, packed.files, built)
+        return (
+            manifest
+            if config == ImageConfig()
+            else msgspec.structs.replace(manifest, config=config)
+        )
+
+    def put(self, built: Sequence[BuiltLayer]) -> None:
+        """Stores blobs, which are held."""
+        for one in built:
+            if one.data is not None and one.chunks is not None:
+                self._store.put_data(one.data, one.chunks)
+            self._store.put(one.path, one.digest)
+
+    def _publish(self, manifest: LayerManifest, built: Sequence[BuiltLayer]) -> None:
+        with self._store.adding(*manifest.needs()):
+            self.put(built)
             self._store.publish(manifest)
 
     def _manifest(self, name: str, creator: str, files: int, built: BuiltLayer) -> LayerManifest:

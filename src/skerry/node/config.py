@@ -12,7 +12,7 @@ from skerry.errors import InvalidRequest
 from skerry.images.lazy.options import LazyOptions
 from skerry.images.objects.s3_options import S3Options, parse_place
 from skerry.network.services import NetworkConfig
-from skerry.spec.limits import GIB, MIB, parse_bytes
+from skerry.spec.limits import CHAIN_COMMITS_MAX, GIB, MIB, parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,8 @@ class NodeConfig:
     # one its lease and a minute, for others for ever.
     orphan_after_s: float | None = None
     registry_dir: str = ""  # where the node says that it is there; "": nowhere
+    # On how many commits a restored sandbox may lie before they are merged in the background.
+    chain_commits_max: int = 4
     collect_every_s: float = 3600.0  # of the layer store, by whichever node is due; 0: never
     # Every layer is read again and compared with its digests about that often, by any node of the
     # store, slowly, and after everybody else on the disk. 0: never.
@@ -159,6 +161,8 @@ class NodeConfig:
             raise InvalidRequest("scrub_every_s must be 0, or between a second and a year")
         if not 64 << 10 <= self.scrub_bytes_per_s <= 1 << 40:
             raise InvalidRequest("scrub_bytes_per_s must be between 64 KiB and 1 TiB")
+        if not 1 <= self.chain_commits_max <= CHAIN_COMMITS_MAX:
+            raise InvalidRequest(f"chain_commits_max must be between 1 and {CHAIN_COMMITS_MAX}")
         if self.log_format not in ("text", "json"):
             raise InvalidRequest(f"log_format: {self.log_format[:40]!r} is neither text nor json")
         if self.registry_cache_bytes < 0:

@@ -32,6 +32,7 @@ from skerry.spec.layers import (
     composed_config,
     parse_layer_name,
 )
+from skerry.spec.limits import MOUNTS_MAX
 from skerry.spec.residue import check_rules
 from skerry.spec.sandbox import SandboxSpec
 from skerry.wire.http import CommitBody
@@ -125,6 +126,11 @@ class Library(Protocol):
     ) -> LayerManifest:
         """Makes a layer of what was written."""
 
+    def shorten(
+        self, commit: LayerManifest, most: int, *, apart: Apart | None = None, log: Log = print
+    ) -> int:
+        """Makes the chain of a commit short."""
+
 
 class Environment(NamedTuple):
     """What a sandbox is composed of."""
@@ -134,6 +140,25 @@ class Environment(NamedTuple):
     config: ImageConfig
     made_of: tuple[LayerManifest, ...] = ()  # the same layers, as a commit remembers them
     restored: str | None = None  # the commit that it is, by name and digest
+    commit: LayerManifest | None = None  # the same
+
+
+class _TooLong(Unavailable):
+    """A commit lies on more layers than one sandbox can mount, and they are not merged yet."""
+
+    def __init__(self, commit: LayerManifest, count: int) -> None:
+        super().__init__(f"{commit.name} lies on {count} layers, which are not merged yet")
+        self.commit = commit
+
+
+class Restores(Protocol):
+    """Who sees to it that chains of commits stay short."""
+
+    def consider(self, commit: LayerManifest, mounted: Sequence[LayerManifest]) -> None:
+        """Is told of one that is restored, and as what."""
+
+    async def needed(self, commit: LayerManifest) -> None:
+        """Returns once it is short, as far as that can be."""
 
 
 class Images:
@@ -158,6 +183,7 @@ class Images:
         self._import_threads = ThreadPoolExecutor(threads_max, "import")
         self._plans: dict[tuple[str | None, ...], tuple[float, Environment]] = {}
         self._tidied = clock.monotonic()
+        self.restores: Restores | None = None
         self._expected: dict[str, list[asyncio.Future[LayerManifest]]] = {}
 
     async def plan(self, spec: SandboxSpec) -> Environment:
@@ -177,6 +203,18 @@ class Images:
         return environment
 
     async def _planned(self, spec: SandboxSpec) -> Environment:
+        try:
+            environment = await self._looked_up(spec)
+        except _TooLong as error:
+            if self.restores is None:
+                raise
+            await self.restores.needed(error.commit)
+            environment = await self._looked_up(spec)
+        if environment.commit is not None and self.restores is not None:
+            self.restores.consider(environment.commit, environment.made_of)
+        return environment
+
+    async def _looked_up(self, spec: SandboxSpec) -> Environment:
         """Looks layers up; StorageFailed if the store does not answer within `plan_s_max`.
 
         Who asked is told then. The thread stays with the store until that answers, so these threads
@@ -194,12 +232,14 @@ class Images:
         return work.result()
 
     def _plan(self, spec: SandboxSpec) -> Environment:
-        restored = None
+        commit = restored = None
         if spec.restore is None:
             manifests = self._library.resolve(spec.made_of)
         else:
             commit, manifests = self._library.restore(spec.restore)
             restored = f"{commit.name}@{commit.digest}"
+            if len({one.digest for top in manifests for one in top.layers()}) > MOUNTS_MAX:
+                raise _TooLong(commit, len(manifests))
         self._library.hold(manifests)  # before it is looked whether all blobs are there
         return Environment(
             self._library.plan(manifests),
@@ -207,6 +247,7 @@ class Images:
             composed_config(manifests),
             tuple(one.alone() for one in manifests),
             restored,
+            commit,
         )
 
     async def _tidy(self) -> None:
@@ -310,14 +351,13 @@ class Images:
         log: Log,
     ) -> LayerManifest:
         """Makes a layer of what a sandbox wrote, in a process apart; cancelled, that is ended."""
-        apart, loop = Apart(), asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
 
         def tell(line: str) -> None:
             loop.call_soon_threadsafe(log, line)
 
-        work = asyncio.ensure_future(
-            asyncio.to_thread(
-                self._library.commit,
+        return await self._apart(
+            lambda apart: self._library.commit(
                 upper,
                 body.name,
                 exclude=body.exclude,
@@ -329,6 +369,20 @@ class Images:
                 log=tell,
             )
         )
+
+    async def shorten(self, commit: LayerManifest, most: int) -> int:
+        """Makes its chain short, in a process apart; returns how many commits were merged.
+
+        Cancelled, that is ended.
+        """
+        return await self._apart(
+            lambda apart: self._library.shorten(commit, most, apart=apart, log=log.debug)
+        )
+
+    async def _apart(self, make: Callable[[Apart], T]) -> T:
+        """Has a process apart work in a thread; cancelled, it is ended first."""
+        apart = Apart()
+        work = asyncio.ensure_future(asyncio.to_thread(make, apart))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -139,7 +139,12 @@ async def _within(work: Coroutine[Any, Any, None], seconds: float, hurry: asynci
 def _exit(node: Node, leave: Callable[[], None]) -> Exit:
     return Exit(
         node.timers,
-        busy=lambda: len(node.owners) > 0 or node.lives.any_live() or node.commits.pending > 0,
+        busy=lambda: (
+            len(node.owners) > 0
+            or node.lives.any_live()
+            or node.commits.pending > 0
+            or len(node.chains) > 0
+        ),
         leave=leave,
         grace_s=node.config.exit_grace_s,
         first_owner_s=node.config.first_owner_s,

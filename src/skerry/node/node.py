@@ -13,6 +13,7 @@ from skerry.node.forward import Forwarder
 from skerry.node.gauges.metrics import Metrics
 from skerry.node.gauges.probes import Probes
 from skerry.node.life.batch import Batches
+from skerry.node.life.chains import Chains
 from skerry.node.life.commits import Commits
 from skerry.node.life.control import Control
 from skerry.node.life.drain import Drain
@@ -61,7 +62,8 @@ class Node:
         self.forwarder = Forwarder(self.lives, parts.clock)
         self.batches = Batches(parts, self.lives)
         self.forks = Forks(parts, self.lives, self.batches)
-        self.commits = Commits(parts, self.lives)
+        self.chains = Chains(parts)
+        self.commits = Commits(parts, self.lives, self.chains)
         self.idle = IdleReclaim(parts.config.idle_reclaim, parts.sandboxes, parts.clock)
         self.metrics = Metrics()
         self.lives.observe = self.metrics.changed
@@ -81,6 +83,9 @@ class Node:
             "timers": len(self.timers),
             "batches_running": len(self.batches),
             "commits_pending": self.commits.pending,
+            "chains_waiting": len(self.chains),
+            "chains_shortened_total": self.chains.shortened,
+            "chains_failed_total": self.chains.failed,
             "owners": len(self.owners),
             "idle_reclaim_bytes_total": self.idle.given_bytes,
             "idle_reclaim_refaults_total": self.idle.policy.refaults,

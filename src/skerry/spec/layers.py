@@ -6,6 +6,7 @@ A layer is named `kind/name[:tag][@sha256:...]` (decision 24); `image="debian:12
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from enum import StrEnum
@@ -179,6 +180,20 @@ class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
         of_all = {one.digest for one in self.layers()}
         of_all |= {one.data_digest for one in self.layers() if one.data_digest}
         return of_all.union(*(one.blobs() for one in self.below))
+
+    @property
+    def chain_id(self) -> str | None:
+        """What names its chain as a whole, where it is one."""
+        return chain_id(one.digest for one in self.chain()) if self.below else None
+
+    def needs(self) -> set[str]:
+        """Returns the same with the chain's own id, for whoever holds it against collections."""
+        return self.blobs() | ({self.chain_id} if self.chain_id else set())
+
+
+def chain_id(digests: Iterable[str]) -> str:
+    """Returns the name of a chain of layers, lowest first; it has the form of a digest."""
+    return f"sha256:{hashlib.sha256(' '.join(digests).encode()).hexdigest()}"
 
 
 def composed_config(manifests: Iterable[LayerManifest]) -> ImageConfig:

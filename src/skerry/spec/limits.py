@@ -23,6 +23,7 @@ LABEL_BYTES_MAX = 256
 BATCH_MAX = 20_000
 LAYERS_MAX = 32
 MOUNTS_MAX = 64  # of a sandbox: its layers and their parts (native/spawn/request.h)
+CHAIN_COMMITS_MAX = 32  # that are mounted on each other, before they have to be merged
 CPU_MAX = 1024.0
 CPU_WEIGHT = 100
 CPU_WEIGHT_MAX = 10_000

@@ -86,6 +86,11 @@ class FakeLibrary:
         self.committed: list[str] = []
         self.packing = threading.Event()  # while it is clear, packing waits
         self.packing.set()
+        self.merging = threading.Event()
+        self.merging.set()
+        self.merged = 0
+        self.shortened: list[tuple[str, int]] = []
+        self.refuse_shorten: list[SkerryError] = []
         self.refuse_commit: SkerryError | None = None
         self.add("base/debian:12")
 
@@ -104,6 +109,16 @@ class FakeLibrary:
     def resolve(self, names: Sequence[str]) -> tuple[LayerManifest, ...]:
         self.resolved += 1
         return tuple(self.inspect(name) for name in names)
+
+    def shorten(self, commit: LayerManifest, most: int, **more: Any) -> int:
+        self.shortened.append((commit.name, most))
+        while not self.merging.wait(0.02):
+            if more["apart"].ended:
+                raise Unavailable("it was ended")
+        if self.refuse_shorten:
+            raise self.refuse_shorten.pop()
+        self.merged += 1
+        return 2
 
     def restore(self, name: str) -> tuple[LayerManifest, tuple[LayerManifest, ...]]:
         commit = self.inspect(name)
@@ -170,7 +185,9 @@ class FakeLibrary:
             raise self.refuse_commit
         self.committed = [change.path for change in self.diff(upper)]
         made = self.add(str(parse_layer_name(name)))
-        made = msgspec.structs.replace(made, parents=more["parents"], below=more["below"])
+        made = msgspec.structs.replace(
+            made, creator="commit", parents=more["parents"], below=more["below"]
+        )
         self.layers[made.name] = made
         return made
 

@@ -17,7 +17,8 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from typing import IO, Any, Final, cast
+from collections.abc import Callable
+from typing import IO, Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -37,6 +38,9 @@ NICE: Final = 10
 _IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_LOWEST: Final = 2 << 13 | 7  # best effort, after all others: idle could wait for ever
 _LINE_BYTES_MAX: Final = 32 << 20  # the digests of 64 GiB in chunks take 11 MiB as text
+
+
+_J = TypeVar("_J", bound=msgspec.Struct)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +135,11 @@ class Apart:
 
     def pack(self, job: Job, log: Log) -> Packed:
         """Does what `pack` does, raises what that raises; Unavailable if it was ended."""
-        process = self._start()
+        return self.run("skerry.images.commits.packing", job, log)
+
+    def run(self, module: str, job: msgspec.Struct, log: Log) -> Packed:
+        """Has a module that calls `serve` do a job; raises what that raises, or Unavailable."""
+        process = self._start(module)
         try:
             pipe = cast("IO[bytes]", process.stdin)
             with contextlib.suppress(BrokenPipeError):
@@ -152,12 +160,12 @@ class Apart:
             if self._process is not None:
                 self._process.kill()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, module: str) -> subprocess.Popen[bytes]:
         with self._lock:
             if self.ended:
                 raise Unavailable("the packing of a layer was ended")
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "skerry.images.commits.packing"],
+                [sys.executable, "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -194,10 +202,10 @@ def give_way() -> None:
         ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, _IOPRIO_LOWEST)
 
 
-def main() -> None:
-    """Packs what standard input says."""
+def serve(kind: type[_J], work: Callable[[_J, Log], Packed]) -> None:
+    """Does the job that standard input says, and tells of it; the body of a process apart."""
     give_way()
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
     threading.Thread(target=_end_with_input, daemon=True).start()
     saying = threading.Lock()
 
@@ -207,11 +215,11 @@ def main() -> None:
             sys.stdout.buffer.flush()
 
     try:
-        packed = pack(job, Tools(job.cache_dir, job.mkfs), lambda line: say(_Said(log=line)))
+        packed = work(job, lambda line: say(_Said(log=line)))
     except SkerryError as error:
         say(_Said(error=(error.code, error.message, error.fields)))
     except OSError as error:
-        say(_Said(error=("storage_failed", f"packing a layer: {error}", {"errno": error.errno})))
+        say(_Said(error=("storage_failed", f"making a layer: {error}", {"errno": error.errno})))
     else:
         say(_Said(packed=packed))
 
@@ -223,4 +231,4 @@ def _end_with_input() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Job, lambda job, log: pack(job, Tools(job.cache_dir, job.mkfs), log))

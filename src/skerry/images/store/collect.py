@@ -25,7 +25,7 @@ from skerry.images.store import keys
 from skerry.images.store.leases import Timing, boot_time, read_leases
 from skerry.images.store.records import Round, encode
 from skerry.images.store.store import LayerStore
-from skerry.spec.layers import Collected, CollectReport
+from skerry.spec.layers import Collected, CollectReport, LayerManifest
 
 # Layers of single steps of recipes, which builds would make again.
 BUILD_CACHE_KEPT_S = 14 * 86_400.0
@@ -129,9 +129,13 @@ class Collector:
             why = "pin" if pin.why == "user" else f"pin {pin.why}"
             for digest in {pin.digest, *pin.blobs}:
                 reasons[digest].add(why)
+        chains = {chain.id: chain for chain in self._store.chains()}
         for manifest in self._store.catalogue():
-            for digest in manifest.blobs():
+            for digest in _needed(manifest, chains):
                 reasons[digest].add(f"tag {manifest.name}")
+        for chain in chains.values():
+            for digest in chain.blobs() if chain.id in reasons else ():
+                reasons[digest] |= reasons[chain.id]
         sizes: dict[str, int] = defaultdict(int)
         for blob in self._store.list():
             sizes[blob.digest] += blob.size_bytes
@@ -139,6 +143,9 @@ class Collector:
         for digest, key in self._store.manifest_keys():
             names[digest].add(key)
             sizes[digest] += 0
+        for chain in chains.values():
+            names[chain.id].add(keys.chain(chain.id))
+            sizes[chain.id] += 0
         return _Found(dict(sizes), names, dict(reasons))
 
     def _leased(self, now: float, reasons: Reasons) -> None:
@@ -224,6 +231,13 @@ class Collector:
         for key, found in list(self._objects.list(keys.TAGS)):
             if key.startswith(keys.BUILD_CACHE) and now - found.modified > BUILD_CACHE_KEPT_S:
                 self._objects.delete(key)
+
+
+def _needed(manifest: LayerManifest, chains: Collection[str]) -> set[str]:
+    """Returns what a name needs: of a chain that a shorter one stands for only its end, and that."""
+    if manifest.chain_id is None or manifest.chain_id not in chains:
+        return manifest.blobs()
+    return manifest.alone().blobs() | {manifest.chain_id}
 
 
 def _report(found: _Found, gone: set[str], *, dry_run: bool) -> CollectReport:

@@ -5,6 +5,7 @@
     blobs/sha256/aa/HEX.chunks .zst      the chunk list of a data blob; a data blob by its chunks
     manifests/aa/HEX!KIND!NAME!!TAG      LayerManifest: what HEX was called, for pinned digests
     tags/KIND/NAME!!TAG                  what a name stands for now, with its manifest
+    chains/HEX                           Chain: what a chain of commits is mounted as instead
     pins/HEX!WHY                         Pin: what stays though no name stands for it
     leases/HOLDER!EPOCH                  Lease: what is being made, and what sandboxes use
     gc/agreed                            Agreed: how slow the slowest client is
@@ -38,6 +39,7 @@ BUILD_CACHE: Final = (
     f"{TAGS}{LayerKind.WORKSPACE}/{BUILD_CACHE_NAME}!"  # of what lies below that name
 )
 PINS: Final = "pins/"
+CHAINS: Final = "chains/"
 LEASES: Final = "leases/"
 ROUNDS: Final = "gc/rounds/"
 AGREED: Final = "gc/agreed"
@@ -87,6 +89,11 @@ def manifest(name: LayerName, digest: str) -> str:
 def manifests(digest: str) -> str:
     """Returns the prefix below which a digest's manifests lie, among others."""
     return f"{MANIFESTS}{hex_of(digest)[:2]}/"
+
+
+def chain(chain_id: str) -> str:
+    """Returns the key of what stands for a chain of commits."""
+    return f"{CHAINS}{hex_of(chain_id)}"
 
 
 def pin(digest: str, why: str) -> str:

@@ -43,6 +43,22 @@ class Pin(msgspec.Struct, frozen=True):
     version: int = 1
 
 
+class Chain(msgspec.Struct, frozen=True):
+    """A chain of commits, lowest first, and a shorter one that shows the same.
+
+    It is collected as a blob named `id` would be, and is of use while the chain is.
+    """
+
+    id: str  # `spec.layers.chain_id` of the digests
+    digests: tuple[str, ...]
+    layers: tuple[LayerManifest, ...]
+    version: int = 1
+
+    def blobs(self) -> set[str]:
+        """Returns what the shorter chain needs."""
+        return set().union(*(one.blobs() for one in self.layers))
+
+
 class Use(msgspec.Struct, frozen=True):
     """One layer of a lease, and all blobs that it needs."""
 
@@ -160,12 +176,18 @@ def _digests(record: object) -> Iterator[str]:
             raise InvalidRequest("a size below nothing")
         if record.config is not None:
             check_env(record.config.env)
+        for one in record.below:
+            yield from _digests(one)
     elif isinstance(record, Tag):
         if record.digest != record.manifest.digest:
             raise InvalidRequest("it names one layer and describes another")
         yield from _digests(record.manifest)
     elif isinstance(record, Pin):
         yield from (record.digest, *record.blobs)
+    elif isinstance(record, Chain):
+        yield from (record.id, *record.digests)
+        for one in record.layers:
+            yield from _digests(one)
     elif isinstance(record, Lease):
         for use in record.uses:
             yield from (use.digest, *use.blobs)

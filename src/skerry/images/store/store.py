@@ -28,7 +28,7 @@ from skerry.images.store import keys
 from skerry.images.store.leases import Leases
 from skerry.images.store.older import convert_version_1
 from skerry.images.store.reads import pieces
-from skerry.images.store.records import Pin, Tag, encode, read_record
+from skerry.images.store.records import Chain, Pin, Tag, encode, read_record
 from skerry.spec.layers import LayerManifest, LayerName, parse_layer_name
 
 VERSION = "2"
@@ -148,7 +148,7 @@ class LayerStore:
     def publish(self, manifest: LayerManifest) -> None:
         """Makes the manifest's name stand for it. All its blobs are there, and were put in `adding`."""
         name = parse_layer_name(manifest.name)
-        blobs = manifest.blobs()
+        blobs = manifest.needs()
         with self.leases.holding({blob: (blob,) for blob in blobs}):
             for one in manifest.chain():
                 for layer in one.layers():
@@ -293,11 +293,31 @@ class LayerStore:
         """Removes the name; nothing happens if it is not there."""
         self.objects.delete(keys.tag(name))
 
+    # --- chains ---
+
+    def chain(self, chain_id: str) -> Chain | None:
+        """Returns what a chain of commits may be mounted as instead; LayerDamaged if that is damaged."""
+        return self._get(keys.chain(chain_id), Chain)
+
+    def put_chain(self, chain: Chain) -> None:
+        """Lets a shorter chain stand for another; the last one wins. All its blobs are there."""
+        blobs = chain.blobs() | {chain.id}
+        with self.leases.holding({blob: (blob,) for blob in blobs}):
+            for one in chain.layers:
+                for layer in one.layers():
+                    self._require(layer)
+            self.leases.check(blobs)
+            self._put(keys.chain(chain.id), chain)
+
+    def chains(self) -> Iterator[Chain]:
+        """Gives all of them."""
+        return self._records(keys.CHAINS, Chain)
+
     # --- pins ---
 
     def pin(self, manifest: LayerManifest, why: str = "user") -> None:
         """Makes a layer stay until it is unpinned for the same reason, whatever its names do."""
-        blobs = tuple(sorted(manifest.blobs()))
+        blobs = tuple(sorted(manifest.needs()))
         pin = Pin(manifest.digest, blobs, manifest.name, why)
         with self.leases.holding({blob: (blob,) for blob in blobs}):
             for layer in manifest.layers():

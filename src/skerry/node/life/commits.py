@@ -32,6 +32,7 @@ from skerry.errors import (
 from skerry.node import ledger
 from skerry.node.clock import sleep
 from skerry.node.files import check_path
+from skerry.node.life.chains import Chains
 from skerry.node.life.lives import Lives
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.life.views import views_of
@@ -89,8 +90,8 @@ class Commit:
 class Commits:
     """The commits of a node. Invariant: the view of each pending one is held, and its layers are."""
 
-    def __init__(self, parts: Parts, lives: Lives) -> None:
-        self._lives = lives
+    def __init__(self, parts: Parts, lives: Lives, chains: Chains) -> None:
+        self._lives, self._chains = lives, chains
         self._clock, self._tasks, self._timers = parts.clock, parts.tasks, parts.timers
         self._ledger, self._images = parts.ledger, parts.images
         self._backends, self._sandboxes = parts.backends, parts.sandboxes
@@ -231,6 +232,7 @@ class Commits:
         self._finish(commit, manifest)
         with contextlib.suppress(StorageFailed):  # a restarted node knows the layer, and not this
             self._record_end(commit)
+        self._consider(commit)
         return commit
 
     # -- from there to the layer ------------------------------------------------------------------
@@ -245,6 +247,7 @@ class Commits:
         self._views += 1
         self._finish(commit, outcome)
         await self._let_go(commit, view)
+        self._consider(commit)
 
     async def _pack(self, commit: Commit, view: View) -> LayerManifest:
         """Packs it; tries again after a fault of the platform, which may be over soon."""
@@ -301,6 +304,11 @@ class Commits:
     def _let_go_again(self, commit: Commit, view: View) -> None:
         self._tasks.spawn(self._let_go(commit, view))
 
+    def _consider(self, commit: Commit) -> None:
+        """Has its chain made short, if there is a layer."""
+        if commit.layer.done() and commit.layer.exception() is None:
+            self._chains.consider(commit.layer.result())
+
     def _record_end(self, commit: Commit) -> None:
         if commit.recorded:
             return
@@ -339,6 +347,7 @@ class Commits:
     def resume(self) -> None:
         """Goes on with what is pending."""
         for commit in self._known.values():
+            self._consider(commit)
             if not commit.layer.done() and commit.entry.view is not None:
                 self._tasks.spawn(self._carry_on(commit, commit.entry.view))
 

@@ -113,7 +113,7 @@ class Creation:
                     await self._images.plan(spec) if origin is None else origin.environment()
                 )
                 plan, sandbox.digests, sandbox.image = environment[:3]
-                sandbox.made_of, sandbox.restored = environment[3:]
+                sandbox.made_of, sandbox.restored = environment.made_of, environment.restored
                 sandbox.mounts = plan.mounts()
                 sandbox.parent = None if origin is None else origin.parent
                 await self._make(sandbox, backend, plan, monotonic, origin)

@@ -22,7 +22,7 @@ import msgspec
 from skerry.errors import ImageBroken, NotFound
 from skerry.images.objects.api import Stat, check_key, check_prefix
 from skerry.images.store import keys
-from skerry.images.store.records import Tag
+from skerry.images.store.records import Chain, Tag
 
 
 class Killed(BaseException):
@@ -135,18 +135,41 @@ class World:
             for holder, blobs in self.live.items():
                 if digest in blobs:
                     self.wrong.append(f"{self.now:.1f}: {key} removed, which {holder} has mounted")
+        if data is None and key.startswith(keys.CHAINS) and self.truth(key) is not None:
+            self._check_left(key)
+        if data is not None and key.startswith(keys.CHAINS):
+            for digest in msgspec.json.decode(data, type=Chain).blobs():
+                if self.truth(keys.blob(digest)) is None:
+                    self.wrong.append(f"{self.now:.1f}: {key} set, but {digest} is not there")
         if data is not None and key.startswith(keys.TAGS):
             for digest in msgspec.json.decode(data, type=Tag).manifest.blobs():
                 if self.truth(keys.blob(digest)) is None:
                     self.wrong.append(f"{self.now:.1f}: {key} set, but {digest} is not there")
 
+    def _check_left(self, key: str) -> None:
+        """Without its short chain a name needs the long one."""
+        for name in [name for name in self.history if name.startswith(keys.TAGS)]:
+            found = self.truth(name)
+            if found is None or found.data is None:
+                continue
+            manifest = msgspec.json.decode(found.data, type=Tag).manifest
+            if manifest.chain_id is not None and keys.chain(manifest.chain_id) == key:
+                for digest in manifest.blobs():
+                    if self.truth(keys.blob(digest)) is None:
+                        self.wrong.append(f"{self.now:.1f}: {key} removed, which {name} needs")
+
     def named(self) -> dict[str, set[str]]:
-        """Returns the blobs that each name needs."""
+        """Returns the blobs that each name needs; to be restored, of the short chain if there is one."""
         named = {}
         for key in self.history:
             found = self.truth(key) if key.startswith(keys.TAGS) else None
             if found is not None and found.data is not None:
-                named[key] = msgspec.json.decode(found.data, type=Tag).manifest.blobs()
+                manifest = msgspec.json.decode(found.data, type=Tag).manifest
+                chain = self.truth(keys.chain(manifest.chain_id)) if manifest.chain_id else None
+                named[key] = manifest.blobs()
+                if chain is not None and chain.data is not None:
+                    short = msgspec.json.decode(chain.data, type=Chain).blobs()
+                    named[key] = manifest.alone().blobs() | short
         return named
 
 
