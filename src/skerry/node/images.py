@@ -146,9 +146,14 @@ class Environment(NamedTuple):
 class _TooLong(Unavailable):
     """A commit lies on more layers than one sandbox can mount, and they are not merged yet."""
 
-    def __init__(self, commit: LayerManifest, count: int) -> None:
-        super().__init__(f"{commit.name} lies on {count} layers, which are not merged yet")
-        self.commit = commit
+    commit: LayerManifest | None = None
+
+    @classmethod
+    def of(cls, commit: LayerManifest, count: int) -> _TooLong:
+        """Returns the error; it can be copied as all errors can."""
+        error = cls(f"{commit.name} lies on {count} layers, which are not merged yet")
+        error.commit = commit
+        return error
 
 
 class Restores(Protocol):
@@ -206,7 +211,7 @@ class Images:
         try:
             environment = await self._looked_up(spec)
         except _TooLong as error:
-            if self.restores is None:
+            if self.restores is None or error.commit is None:
                 raise
             await self.restores.needed(error.commit)
             environment = await self._looked_up(spec)
@@ -239,7 +244,7 @@ class Images:
             commit, manifests = self._library.restore(spec.restore)
             restored = f"{commit.name}@{commit.digest}"
             if len({one.digest for top in manifests for one in top.layers()}) > MOUNTS_MAX:
-                raise _TooLong(commit, len(manifests))
+                raise _TooLong.of(commit, len(manifests))
         self._library.hold(manifests)  # before it is looked whether all blobs are there
         return Environment(
             self._library.plan(manifests),
