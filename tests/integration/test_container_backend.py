@@ -298,6 +298,7 @@ async def test_plain_directory_works_without_limits_and_leaves_no_trash(places, 
 @pytest.fixture
 def btrfs(census, tmp_path):
     """A mounted btrfs of its own."""
+    census.watch(own=(str(tmp_path),))
     image, mount = tmp_path / "disk", tmp_path / "m"
     mount.mkdir()
     with image.open("wb") as disk:
