@@ -59,6 +59,7 @@ class Patrol:
         self.bytes_read = 0
         self.layers = 0
         self.mended = 0
+        self._unreadable: set[str] = set()  # what is wrong with manifests, told once
 
     def stop(self) -> None:
         """Lets a scrub that is under way end soon, its claim laid down; from any thread."""
@@ -85,12 +86,14 @@ class Patrol:
     # --- what is due ---
 
     def _layers(self) -> dict[str, LayerManifest]:
-        """Returns every layer without its parts, by digest."""
-        return {
-            layer.digest: layer
-            for manifest in self._store.manifests()
-            for layer in manifest.layers()
-        }
+        """Returns every layer without its parts, by digest, as far as manifests can be read."""
+        unreadable: set[str] = set()
+        manifests = self._store.manifests(damaged=unreadable.add)
+        layers = {layer.digest: layer for manifest in manifests for layer in manifest.layers()}
+        for problem in sorted(unreadable - self._unreadable):
+            log.error("platform fault: %s: what it describes is not scrubbed", problem)
+        self._unreadable = unreadable
+        return layers
 
     def _due(self, layers: dict[str, LayerManifest], now: float) -> list[str]:
         """Returns digests; each node begins elsewhere, so that they seldom want the same."""
@@ -109,7 +112,9 @@ class Patrol:
         return sorted(due, key=lambda one: hashlib.sha256(f"{holder} {one}".encode()).digest())
 
     def _tidy(self, layers: dict[str, LayerManifest]) -> None:
-        """Removes what scrubs noted of layers that are gone."""
+        """Removes what scrubs noted of layers that are gone; nothing while that is not sure."""
+        if self._unreadable:
+            return
         for below in (keys.CHECKED, keys.DAMAGED, keys.CLAIMS):
             for key, _ in self._store.objects.list(below):
                 if keys.digest_of(key) not in layers:

@@ -241,10 +241,15 @@ class LayerStore:
         manifest = self._get(keys.manifest(name, digest), LayerManifest)
         return _named(manifest, name) if manifest else None
 
-    def manifests(self, digest: str | None = None) -> Iterator[LayerManifest]:
-        """Gives all manifests (of one digest), tagged or not."""
+    def manifests(
+        self, digest: str | None = None, *, damaged: Callable[[str], None] | None = None
+    ) -> Iterator[LayerManifest]:
+        """Gives all manifests (of one digest), tagged or not.
+
+        What is damaged raises LayerDamaged, or is told to `damaged` and left out.
+        """
         prefix = keys.manifests(digest) if digest else keys.MANIFESTS
-        for manifest in self._records(prefix, LayerManifest):
+        for manifest in self._records(prefix, LayerManifest, damaged):
             if digest is None or manifest.digest == digest:
                 yield manifest
 

@@ -333,3 +333,18 @@ def test_damaged_notes_cost_nobody_the_scrub(library) -> None:
     key = keys.scrub(keys.CLAIMS, manifest.digest)
     library.store.objects.put_bytes(key, b"{nonsense", replace=True)
     assert patrol(library).step().damage == ()
+
+
+def test_damaged_manifest_costs_no_other_layer_the_scrub(library, caplog) -> None:
+    good, bad = publish(library, "base/a"), publish(library, "base/b")
+    long_ago(library)
+    for digest, key in library.store.manifest_keys():
+        if digest == bad.digest:
+            flip(Path(str(library.store.objects.local_path(key))), 40)
+    scrub = patrol(library)
+    assert scrub.step().digest == good.digest
+    assert [scrub.step() for _ in range(3)] == [None] * 3
+    told = [record for record in caplog.records if "is not scrubbed" in record.message]
+    assert len(told) == 1
+    assert bad.digest.removeprefix("sha256:") in told[0].message.replace("/", "")
+    assert [key for key, _ in library.store.objects.list(keys.CHECKED)]  # what it noted stays
