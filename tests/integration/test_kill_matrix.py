@@ -65,6 +65,7 @@ class Matrix:
 
     async def strike(self, where: str, victim: str, action):
         """Carries out the action while its death is ordered; returns what it returned or raised."""
+        old = self.node.launcher()
         self.order.write_text(f"{where} {victim}")
         task = asyncio.create_task(action())
         if victim != "launcher":
@@ -77,6 +78,8 @@ class Matrix:
         finally:
             # What is done after the answer (a view that is dropped) may be where it dies.
             await until(lambda: not self.order.exists())
+            if victim == "launcher":  # what is asked until the node has noticed may be refused
+                await until(lambda: self.node.launcher() not in (0, old))
 
     def _revive(self, task) -> None:
         """Starts the node again once it is dead; the order is taken just before it dies."""
