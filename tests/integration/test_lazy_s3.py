@@ -57,7 +57,7 @@ async def test_sandbox_runs_on_a_bucket_whatever_the_link_does(objects: S3Object
                 assert {mount.mode for mount in info.mounts} == {MountMode.VERIFIED}
                 files = [one for one in Path(node.state, "chunks").iterdir() if len(one.name) == 64]
                 cached = sum(one.stat().st_blocks * 512 for one in files)
-                assert 0 < cached < layer.data_bytes / 4
+                assert 0 < cached < layer.data_bytes / 3
 
                 s3_link.leave()
                 waiting = asyncio.create_task(sandbox.run(["perl", "-e", "print 7"], timeout=60))
