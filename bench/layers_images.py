@@ -130,7 +130,7 @@ class Bench:
     def config(self, endpoint: str, *, prefetch: bool = False, record_s: float = 0.0) -> str:
         """Return the configuration of a node on the bucket."""
         return (
-            f'store = "s3://{self.s3.bucket}/bench"\n[s3]\nendpoint = "{endpoint}"\n'
+            f'store = "s3://{self.s3.bucket}/layers"\n[s3]\nendpoint = "{endpoint}"\n'
             f'access_key = "file:{self.scratch}/access"\nsecret_key = "file:{self.scratch}/secret"\n'
             f"[lazy.profile]\nprefetch = {str(prefetch).lower()}\nrecord_s = {record_s}\n"
         )
@@ -170,13 +170,18 @@ class Bench:
             await self._one_file(client)
 
     async def _layer(self, client: Any, objects: Any, name: str) -> None:
-        if objects.stat(f"{name}.tar.zst") is not None:
-            return
-        root = self.scratch / name
-        await asyncio.to_thread(install, IMAGES[name].packages, root)
-        await client.images.import_directory(f"workspace/{name}", root)
-        await asyncio.to_thread(self._archive, objects, name, root)
-        shutil.rmtree(root)
+        """Make the archive of an image if the bucket has none, and of that the layer."""
+        archive = f"{name}.tar.zst"
+        if objects.stat(archive) is None:
+            root = self.scratch / name
+            await asyncio.to_thread(install, IMAGES[name].packages, root)
+            await asyncio.to_thread(self._archive, objects, name, root)
+            shutil.rmtree(root)
+        if not await _is_there(client, f"workspace/{name}"):
+            copy = self.scratch / archive
+            await asyncio.to_thread(self._fetch, objects, copy)
+            await client.images.import_tar(f"workspace/{name}", copy)
+            copy.unlink()
 
     def _archive(self, objects: Any, name: str, source: Path) -> None:
         """Put a tar or a tree into the bucket as the peer's archive."""
@@ -188,6 +193,13 @@ class Bench:
         subprocess.run(argv, check=True)
         objects.put_file(f"{name}.tar.zst", str(target))
         target.unlink()
+
+    def _fetch(self, objects: Any, target: Path) -> None:
+        """Copy an archive out of the bucket."""
+        size = objects.stat(target.name).size
+        with target.open("wb") as file:
+            for offset in range(0, size, PULL_BYTES):
+                file.write(objects.read(target.name, offset, min(PULL_BYTES, size - offset)))
 
     async def _composed(self, client: Any, objects: Any) -> None:
         """Make what is composed: a workspace, a toolkit, and both as archives in a layer."""

@@ -10,6 +10,7 @@ from importlib import metadata
 from skerry.backends import registry
 from skerry.backends.api import Attended, Backend, Lazy
 from skerry.density.pressure import Pressure, places
+from skerry.images.format.chunks import Codec
 from skerry.images.format.erofs import Tools
 from skerry.images.library import ImageLibrary
 from skerry.images.objects.api import Objects
@@ -265,9 +266,15 @@ def _library(config: NodeConfig, node: str) -> ImageLibrary:
     store = _store(config, node)
     # On a disk of this host: on a shared one nobody could tell whose scratch was left behind.
     scratch = os.path.join(config.state_dir, "scratch")
-    local = LocalLayers(_local_layers(config))
+    # In a bucket no kernel reads the bytes in place: there they may as well be short (ADR 0012).
+    codec = Codec.ZSTD if config.store else Codec.NONE
     return ImageLibrary(
-        store, Tools(config.cache_dir), scratch, local=local, verified=config.verified
+        store,
+        Tools(config.cache_dir),
+        scratch,
+        codec=codec,
+        local=LocalLayers(_local_layers(config)),
+        verified=config.verified,
     )
 
 
