@@ -30,10 +30,11 @@ from skerry.node.config import NodeConfig
 from skerry.node.gauges.loopwatch import LoopWatch
 from skerry.node.gauges.readings import Host, Readings
 from skerry.node.identity import Identity, claim
-from skerry.node.images import Images, Library
+from skerry.node.images import Images
 from skerry.node.imports import Imports, Oci
 from skerry.node.keeper import LEASE_S, RENEW_S, Keeper
 from skerry.node.ledger import Ledger
+from skerry.node.library import Library
 from skerry.node.life.owners import Owners
 from skerry.node.life.sandboxes import Sandboxes
 from skerry.node.network import Networks

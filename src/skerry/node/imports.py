@@ -15,7 +15,8 @@ from skerry.errors import InvalidRequest, StorageFailed, Unavailable
 from skerry.images.oci.images import CollapseWish
 from skerry.images.oci.skopeo import AUTH_BYTES_MAX, Access
 from skerry.node.crossing import ChunkReader
-from skerry.node.images import Images, Log, Reader
+from skerry.node.images import Images
+from skerry.node.library import Log, Reader
 from skerry.spec.layers import LayerManifest
 
 T = TypeVar("T")

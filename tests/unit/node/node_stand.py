@@ -20,8 +20,8 @@ from skerry.network.services import Service
 from skerry.node.build import build_node
 from skerry.node.clock import SystemClock
 from skerry.node.config import Limits, NodeConfig
-from skerry.node.images import Log, Reader
 from skerry.node.imports import Oci
+from skerry.node.library import Log, Reader
 from skerry.node.main import alive, running
 from skerry.node.network import Networks
 from skerry.node.node import Node

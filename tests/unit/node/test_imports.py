@@ -14,7 +14,7 @@ from node_stand import Stand, sandboxes_of
 from skerry.errors import InvalidRequest, RegistryDenied, StorageFailed, Unavailable
 from skerry.images.oci.images import CollapseWish
 from skerry.images.oci.skopeo import Access
-from skerry.node.images import Log, Reader
+from skerry.node.library import Log, Reader
 from skerry.node.main import running
 from skerry.sdk.images import AsyncImages
 from skerry.sdk.transport import Transport

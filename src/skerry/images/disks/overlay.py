@@ -19,7 +19,6 @@ What holds after a crash:
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import threading
@@ -28,12 +27,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from skerry.images.scratch import storage_errors
+from skerry.images.sparse import extents, punch
 
 BLOCK_BYTES: Final = 4096
 _PAGE: Final = 4096  # marks that are flushed together: 16 MiB of the disk
-_PUNCH: Final = 1 | 2  # KEEP_SIZE, PUNCH_HOLE
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Overlay:
@@ -91,9 +88,7 @@ class Overlay:
 
     def zero(self, offset: int, length: int) -> None:
         """Makes whole blocks zeros, and frees their room; raises OSError."""
-        if _libc.fallocate(self._data, _PUNCH, offset, length) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        punch(self._data, offset, length)
         self._mark(offset // BLOCK_BYTES, (offset + length) // BLOCK_BYTES)
 
     def flush(self) -> None:
@@ -161,30 +156,16 @@ class Overlay:
             os.ftruncate(handle, count)
         marks = bytearray(count)
         believed = self._live if same_boot else self._safe
-        for start, end in _extents(believed, count):
+        for start, end in extents(believed):
             view = memoryview(marks)[start:end]
             while view and (got := os.preadv(believed, [view], end - len(view))):
                 view = view[got:]
         if not same_boot:
             os.ftruncate(self._live, 0)
             os.ftruncate(self._live, count)
-            for start, end in _extents(self._safe, count):
+            for start, end in extents(self._safe):
                 os.pwrite(self._live, memoryview(marks)[start:end], start)
         return marks
 
 
 _PARTS: Final = ("data", "live", "safe")
-
-
-def _extents(handle: int, size: int) -> Iterator[tuple[int, int]]:
-    """Gives where a sparse file has anything."""
-    at = 0
-    while at < size:
-        try:
-            start = os.lseek(handle, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return
-        at = os.lseek(handle, start, os.SEEK_HOLE)
-        yield start, min(at, size)

@@ -14,27 +14,24 @@ being read from or written to is never punched.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import os
 import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
 from typing import Final
 
 from skerry.errors import Conflict, StorageFailed
 from skerry.images.format.chunks import ChunkList
 from skerry.images.lazy.stats import Stats
+from skerry.images.sparse import extents, punch
 
 SEGMENT_BYTES: Final = 4 << 20  # no smaller than the largest chunk
 MAX_BYTES_MIN: Final = 64 << 20
 NEAR_BYTES: Final = 64 << 20  # parts of a blob whose misses are counted together
 _ABSENT, _UNSURE, _SURE, _FILLING = 0, 1, 2, 3
 _NAME: Final = re.compile(r"[0-9a-f]{64}")
-_PUNCH: Final = 1 | 2  # KEEP_SIZE, PUNCH_HOLE
 _LOOK_S: Final = 1.0
 
 
@@ -200,7 +197,7 @@ class ChunkCache:
         except OSError:
             # Full, or failing: what is served does not need it.
             self._full_until = time.monotonic() + _LOOK_S
-            _punch(blob.handle, span.offset, span.length)
+            punch(blob.handle, span.offset, span.length)
             return False
         return True
 
@@ -253,7 +250,7 @@ class ChunkCache:
             try:
                 handle = os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=self._directory)
                 try:
-                    _punch(handle, (key & 0xFFFFFF) * SEGMENT_BYTES, SEGMENT_BYTES)
+                    punch(handle, (key & 0xFFFFFF) * SEGMENT_BYTES, SEGMENT_BYTES)
                 finally:
                     os.close(handle)
             except FileNotFoundError:
@@ -346,7 +343,7 @@ class ChunkCache:
         chunk_bytes = blob.chunks.chunk_bytes
         for key in [key for key in self._segments if key >> 24 == blob.number]:
             self._count(key, -self._segments[key])
-        for start, end in _extents(blob.handle):
+        for start, end in extents(blob.handle):
             first = -(-start // chunk_bytes)
             last = blob.chunks.count if end >= blob.chunks.size else end // chunk_bytes
             for chunk in range(first, last):
@@ -355,9 +352,9 @@ class ChunkCache:
                 blob.states[chunk] = _UNSURE
                 self._count(blob.key(chunk), blob.chunks.span(chunk).length)
             if start < first * chunk_bytes:
-                _punch(blob.handle, start, min(end, first * chunk_bytes) - start)
+                punch(blob.handle, start, min(end, first * chunk_bytes) - start)
             if last >= first and last * chunk_bytes < end:
-                _punch(blob.handle, last * chunk_bytes, end - last * chunk_bytes)
+                punch(blob.handle, last * chunk_bytes, end - last * chunk_bytes)
 
     def _scan(self) -> None:
         names = [name for name in os.listdir(self._directory) if _NAME.fullmatch(name)]
@@ -366,7 +363,7 @@ class ChunkCache:
             number = self._number(name)
             handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
             try:
-                for start, end in _extents(handle):
+                for start, end in extents(handle):
                     for at in range(start // SEGMENT_BYTES, -(-end // SEGMENT_BYTES)):
                         low, high = max(start, at * SEGMENT_BYTES), (at + 1) * SEGMENT_BYTES
                         self._count(number << 24 | at, min(end, high) - low)
@@ -380,7 +377,7 @@ class ChunkCache:
         """Raises StorageFailed if room cannot be made here."""
         try:
             os.ftruncate(self._turn, 1 << 16)
-            _punch(self._turn, 0, 1 << 16)
+            punch(self._turn, 0, 1 << 16)
             os.ftruncate(self._turn, 0)
         except OSError as error:
             text = "the chunk cache needs a file system with holes (ext4, XFS, btrfs, tmpfs)"
@@ -397,28 +394,3 @@ def _open_file(directory: int, name: str, size: int) -> int:
         os.close(handle)
         raise
     return handle
-
-
-def _extents(handle: int) -> Iterator[tuple[int, int]]:
-    """Gives where a file is no hole."""
-    at = 0
-    while True:
-        try:
-            start = os.lseek(handle, at, os.SEEK_DATA)
-            at = os.lseek(handle, start, os.SEEK_HOLE)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return
-            raise
-        yield start, at
-
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-
-
-def _punch(handle: int, offset: int, length: int) -> None:
-    """Makes a hole; OSError."""
-    if _libc.fallocate(handle, _PUNCH, offset, length) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))

@@ -13,9 +13,8 @@ the next collection after the name (`skerry.images.store.collect`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,17 +25,16 @@ from skerry.images.objects.api import Objects, Patient
 from skerry.images.objects.directory import DirectoryObjects
 from skerry.images.store import keys
 from skerry.images.store.leases import Leases
+from skerry.images.store.listed import Records
 from skerry.images.store.older import convert_version_1
 from skerry.images.store.reads import pieces
-from skerry.images.store.records import Chain, Pin, Tag, encode, read_record
+from skerry.images.store.records import Chain, Pin, Tag, encode
 from skerry.spec.layers import LayerManifest, LayerName, parse_layer_name
 
 VERSION = "2"
 LIST = ".chunks"
 SUFFIXES = {Codec.NONE: "", Codec.ZSTD: ".zst"}
-RECORD_BYTES_MAX = 4 << 20
 READS_AT_ONCE = 16
-_T = TypeVar("_T")
 
 
 class Blob(NamedTuple):
@@ -61,9 +59,7 @@ class LayerStore:
     ) -> None:
         self._objects = objects
         self.leases = leases or Leases(objects)
-        self._reads_at_once = reads_at_once
-        # Of each listing what was read: by key the object's version, and the record.
-        self._read: dict[str, dict[str, tuple[str, object]]] = {}
+        self._records = Records(objects, reads_at_once=reads_at_once)
         self._known = False
         if self.has_files:
             self._check_version()
@@ -238,7 +234,7 @@ class LayerStore:
 
     def manifest(self, name: LayerName, digest: str) -> LayerManifest | None:
         """Returns the manifest of that name and digest; raises LayerDamaged if it is damaged."""
-        manifest = self._get(keys.manifest(name, digest), LayerManifest)
+        manifest = self._records.get(keys.manifest(name, digest), LayerManifest)
         return _named(manifest, name) if manifest else None
 
     def manifests(
@@ -249,7 +245,7 @@ class LayerStore:
         What is damaged raises LayerDamaged, or is told to `damaged` and left out.
         """
         prefix = keys.manifests(digest) if digest else keys.MANIFESTS
-        for manifest in self._records(prefix, LayerManifest, damaged):
+        for manifest in self._records.below(prefix, LayerManifest, damaged):
             if digest is None or manifest.digest == digest:
                 yield manifest
 
@@ -278,7 +274,7 @@ class LayerStore:
 
     def tagged(self, name: LayerName) -> LayerManifest | None:
         """Returns the manifest that the name stands for now."""
-        tag = self._get(keys.tag(name), Tag)
+        tag = self._records.get(keys.tag(name), Tag)
         return _named(tag.manifest, name) if tag else None
 
     def tags(self) -> Iterator[tuple[LayerName, str]]:
@@ -291,7 +287,7 @@ class LayerStore:
 
         What is damaged raises LayerDamaged, or is told to `damaged` and left out.
         """
-        tags = self._records(keys.TAGS, Tag, damaged)
+        tags = self._records.below(keys.TAGS, Tag, damaged)
         return sorted((tag.manifest for tag in tags), key=lambda manifest: manifest.name)
 
     def delete_tag(self, name: LayerName) -> None:
@@ -302,7 +298,7 @@ class LayerStore:
 
     def chain(self, chain_id: str) -> Chain | None:
         """Returns what a chain of commits may be mounted as instead; LayerDamaged if that is damaged."""
-        return self._get(keys.chain(chain_id), Chain)
+        return self._records.get(keys.chain(chain_id), Chain)
 
     def put_chain(self, chain: Chain) -> None:
         """Lets a shorter chain stand for another; the last one wins. All its blobs are there."""
@@ -316,7 +312,7 @@ class LayerStore:
 
     def chains(self) -> Iterator[Chain]:
         """Gives all of them."""
-        return self._records(keys.CHAINS, Chain)
+        return self._records.below(keys.CHAINS, Chain)
 
     # --- pins ---
 
@@ -339,45 +335,12 @@ class LayerStore:
 
     def pins(self) -> Iterator[Pin]:
         """Gives all pins."""
-        return self._records(keys.PINS, Pin)
+        return self._records.below(keys.PINS, Pin)
 
     # --- inner parts ---
 
     def _put(self, key: str, record: msgspec.Struct) -> None:
         self.objects.put_bytes(key, encode(record), replace=True)
-
-    def _get(self, key: str, kind: type[_T]) -> _T | None:
-        return read_record(self.objects, key, kind, RECORD_BYTES_MAX)
-
-    def _records(
-        self, prefix: str, kind: type[_T], damaged: Callable[[str], None] | None = None
-    ) -> Iterator[_T]:
-        """Gives the records below a prefix; only those are read that changed since the last time."""
-        known = self._read.get(prefix, {})
-        found = {key: stat.version for key, stat in self.objects.list(prefix)}
-        fresh = [key for key, version in found.items() if known.get(key, ("",))[0] != version]
-        contents = dict(zip(fresh, self._read_many(fresh, kind, damaged), strict=True))
-        now = {key: known[key] for key in found if key not in contents}
-        now |= {key: (found[key], one) for key, one in contents.items() if one is not None}
-        self._read[prefix] = now  # whole: others may be at it too
-        return (record for _, record in now.values() if isinstance(record, kind))
-
-    def _read_many(
-        self, wanted: Collection[str], kind: type[_T], damaged: Callable[[str], None] | None
-    ) -> Iterable[_T | None]:
-        def read(key: str) -> _T | None:
-            try:
-                return self._get(key, kind)
-            except LayerDamaged as error:
-                if damaged is None:
-                    raise
-                damaged(error.message)
-                return None
-
-        if len(wanted) < 4 or self._reads_at_once == 1:
-            return [read(key) for key in wanted]
-        with ThreadPoolExecutor(self._reads_at_once, "catalogue") as threads:
-            return list(threads.map(read, wanted))
 
 
 def _named(manifest: LayerManifest, name: LayerName) -> LayerManifest:

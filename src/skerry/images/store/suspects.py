@@ -16,8 +16,9 @@ import msgspec
 
 from skerry.errors import LayerDamaged, SkerryError
 from skerry.images.store import keys
+from skerry.images.store.listed import RECORD_BYTES_MAX
 from skerry.images.store.records import Checked, Suspect, decode, rfc3339
-from skerry.images.store.store import RECORD_BYTES_MAX, LayerStore
+from skerry.images.store.store import LayerStore
 from skerry.spec.layers import Damage, LayerCheck, LayerManifest, parse_layer_name
 
 FRESH_S: Final = 10.0  # what another node found is known here after at most that long

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.images.oci.images import CollapseWish
-from skerry.node.images import LOG_LINES_MAX, Log
+from skerry.node.images import LOG_LINES_MAX
+from skerry.node.library import Log
 from skerry.node.node import Node
 from skerry.node.server.bodies import COLLAPSE, DEBIAN, PUSH, REGISTRY
 from skerry.node.server.commands import frame
