@@ -89,14 +89,7 @@ def merge_layers(job: MergeJob, tools: Tools, log: Log, store: LayerStore | None
             codec=job.codec,
             log=log,
         )
-        return Packed(
-            path=built.path,
-            digest=built.digest,
-            size_bytes=built.size_bytes,
-            files=tree.count(),
-            data=built.data,
-            chunks=built.chunks.encode() if built.chunks is not None else b"",
-        )
+        return Packed.of(built, tree.count())
     finally:
         spool.close()
 

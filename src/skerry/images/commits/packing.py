@@ -71,6 +71,19 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     scrubbed: tuple[Scrubbed, ...] = ()
 
+    @classmethod
+    def of(cls, built: BuiltLayer, files: int, **more: Any) -> Packed:
+        """Returns what there is to say of blobs that were made."""
+        return cls(
+            path=built.path,
+            digest=built.digest,
+            size_bytes=built.size_bytes,
+            files=files,
+            data=built.data,
+            chunks=built.chunks.encode() if built.chunks is not None else b"",
+            **more,
+        )
+
     def built(self) -> BuiltLayer:
         """Returns the blobs as the store takes them."""
         chunks = decode_list(self.chunks) if self.chunks else None
@@ -104,16 +117,8 @@ def pack(job: Job, tools: Tools, log: Log) -> Packed:
             codec=job.codec,
             log=log,
         )
-        return Packed(
-            path=built.path,
-            digest=built.digest,
-            size_bytes=built.size_bytes,
-            files=files,
-            data=built.data,
-            chunks=built.chunks.encode() if built.chunks is not None else b"",
-            notes=tuple(wish.notes.lines()),
-            scrubbed=wish.scrub.report(),
-        )
+        notes = tuple(wish.notes.lines())
+        return Packed.of(built, files, notes=notes, scrubbed=wish.scrub.report())
 
 
 def _homes(job: Job) -> tuple[bytes, ...]:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
 import socket
-import struct
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -15,8 +10,7 @@ from typing import Final
 import msgspec
 
 from skerry.errors import SkerryError, Unavailable, from_code
-
-log = logging.getLogger("skerry.disks")
+from skerry.images.callers import Callers
 
 _LINE_BYTES_MAX: Final = 64 << 10
 _ANSWER_BYTES_MAX: Final = 16 << 20
@@ -69,33 +63,14 @@ class Control:
 
     def __init__(self, listener: socket.socket, answer: Callable[[Request], ServiceView]) -> None:
         self._listener, self._answer = listener, answer
-        self._allowed = {0, os.geteuid()}
-        self._places = threading.BoundedSemaphore(_AT_ONCE)
 
     def start(self) -> None:
         """Answers in threads."""
-        threading.Thread(target=self._accept, name="control", daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            self._places.acquire()
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                log.error("control socket: %s", error)  # noqa: TRY400
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        Callers(self._listener, self._serve, at_once=_AT_ONCE).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        try:
-            with connection, contextlib.suppress(OSError):
-                connection.settimeout(_TIMEOUT_S)
-                size = struct.calcsize("3i")
-                peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-                if struct.unpack("3i", peer)[1] in self._allowed:
-                    connection.sendall(msgspec.json.encode(self._result(connection)) + b"\n")
-        finally:
-            self._places.release()
+        connection.settimeout(_TIMEOUT_S)
+        connection.sendall(msgspec.json.encode(self._result(connection)) + b"\n")
 
     def _result(self, connection: socket.socket) -> _Answer:
         with connection.makefile("rb") as file:

@@ -7,17 +7,14 @@ whoever lost theirs has it again; `stop` ends the process. The end of a connecti
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
-import struct
-import threading
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-log = logging.getLogger("skerry.blobs")
+from skerry.images.callers import Callers
 
 CONNECTIONS_MAX: Final = 8
 ANSWER_BYTES_MAX: Final = 64 << 10
@@ -28,8 +25,6 @@ class StatusSocket:
 
     def __init__(self, path: str, fuse: int) -> None:
         self._fuse = fuse
-        self._allowed = {0, os.geteuid()}
-        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -43,27 +38,12 @@ class StatusSocket:
     def start(self, tell: Callable[[], dict[str, object]], stop: Callable[[], None]) -> None:
         """Serves in threads."""
         self._tell, self._stop = tell, stop
-        threading.Thread(target=self._accept, name="status", daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            self._places.acquire()
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                log.error("status socket: %s", error)  # noqa: TRY400
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        Callers(self._listener, self._serve, at_once=CONNECTIONS_MAX).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            size = struct.calcsize("3i")
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-            allowed = struct.unpack("3i", peer)[1] in self._allowed
-            while allowed and (asked := connection.recv(64)):
-                if asked == b"stop":
-                    self._stop()
-                    break
-                answer = msgspec.json.encode(self._tell())[:ANSWER_BYTES_MAX]
-                socket.send_fds(connection, [answer], [self._fuse])
-        self._places.release()
+        while asked := connection.recv(64):
+            if asked == b"stop":
+                self._stop()
+                break
+            answer = msgspec.json.encode(self._tell())[:ANSWER_BYTES_MAX]
+            socket.send_fds(connection, [answer], [self._fuse])
