@@ -41,7 +41,10 @@ bool send_frame(uint8_t type, uint32_t stream, const struct builder *b)
 {
 	if (room() < FRAME_HEADER + b->used)
 		return false;
-	memcpy(frame_begin(type, stream, b->used), b->bytes, b->used);
+	uint8_t *payload = frame_begin(type, stream, b->used);
+
+	if (b->used) /* an empty frame may come without a buffer */
+		memcpy(payload, b->bytes, b->used);
 	return true;
 }
 

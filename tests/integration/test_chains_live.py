@@ -149,11 +149,17 @@ async def test_chain_of_100_commits_is_restored_by_few_layers_and_shows_the_same
             assert chains(own_store)
             await client.images.remove("workspace/turn")
 
-            async def gone() -> bool:  # what was merged just now is held for a moment
-                await client.images.collect()
-                return not chains(own_store) and not list(DirectoryStore(own_store).list())
+            seen: list[object] = []
 
-            await until(gone, 120, 1.0)
+            async def gone() -> bool:  # what was merged just now is held for a moment
+                seen[:] = [await client.images.collect(), chains(own_store)]
+                seen.append(list(DirectoryStore(own_store).list()))
+                return not seen[1] and not seen[2]
+
+            try:
+                await until(gone, 120, 1.0)
+            except AssertionError:
+                pytest.fail(f"not all was collected: {seen}")
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import asyncio
 import os
 import re
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -69,7 +68,8 @@ async def test_sandbox_after_one_that_filled_its_disk_has_all_of_its_own(node_cl
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 2 GiB, on a loop device."""
-    image, place = tmp_path / "disk", tempfile.mkdtemp(prefix="skerry-small-", dir="/var/tmp")
+    image, place = tmp_path / "disk", str(tmp_path / "place")
+    os.mkdir(place)
     with image.open("wb") as file:
         file.truncate(2200 * MIB)
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)

@@ -189,9 +189,10 @@ async def test_server_name_that_differs_gets_not_one_byte(attacker, witness) -> 
     witness.heard.clear()
     line[4] = "good.test"
     await attacker.run(line, timeout=60)
-    assert witness.heard
-    assert witness.heard[0].startswith(b"\x16\x03\x01")
-    assert b"good.test" in witness.heard[0]
+    # an earlier connection may have ended, with nothing, after the list was cleared
+    heard = b"".join(witness.heard)
+    assert heard.startswith(b"\x16\x03\x01")
+    assert b"good.test" in heard
 
 
 async def test_nodes_own_api_is_never_reached(attacker, node) -> None:

@@ -82,9 +82,10 @@ async def test_control_without_both_locks_memory_and_descriptors_are_taken(weak,
 async def test_children_stopped_before_exec_cost_the_sandbox_its_own_commands_only(box):
     """Signals cannot be kept from them; the wait for exec has a deadline and blocks nobody."""
     attack = asyncio.create_task(box.attack("stop", "2", timeout=30))
-    await asyncio.sleep(0.3)
-    victims = [asyncio.create_task(box.sandbox.run("true", timeout=4)) for _ in range(8)]
-    results = await asyncio.gather(*victims)
+    results = []
+    while not attack.done():  # it begins when it has its turn
+        victims = [asyncio.create_task(box.sandbox.run("true", timeout=4)) for _ in range(8)]
+        results += await asyncio.gather(*victims)
     assert int((await attack)["stopped"]) > 0
     for result in results:
         assert result.ok or result.timed_out or "deadline" in (result.start_error or ""), result

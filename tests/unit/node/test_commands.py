@@ -94,7 +94,7 @@ async def test_shell_line_runs_under_sh_where_bash_is_missing(stand, monkeypatch
             return Ended(error_step="exec", errno=errno.ENOENT)
         return await run_program(call)
 
-    monkeypatch.setattr("skerry.testing.fake_agent.run_program", without_bash)
+    monkeypatch.setattr("skerry.testing.fake_operation.run_program", without_bash)
     async with stand.serving() as (_, api):
         sid = await api.create()
         for op in (OP, OTHER):

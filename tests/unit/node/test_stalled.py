@@ -13,7 +13,7 @@ import pytest
 from node_stand import Stand
 
 from skerry.guest import files as guest_files
-from skerry.node import images as node_images
+from skerry.node import crossing
 from skerry.node.server import files as served_files
 from skerry.node.server.app import ROUTES, SOCKETS
 from waiting import until
@@ -120,7 +120,7 @@ async def test_importers_that_stand_still_hold_up_no_other_work_on_images(
 @pytest.mark.parametrize(
     "given",
     [
-        (node_images, "POST /v1/images/base/x/import", b" 422 "),
+        (crossing, "POST /v1/images/base/x/import", b" 422 "),
         (guest_files, "PUT /v1/sandboxes/{}/files?path=/f", b" 400 "),
         (guest_files, "PUT /v1/sandboxes/{}/tree?path=/", b" 400 "),
     ],
