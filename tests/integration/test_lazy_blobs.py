@@ -21,9 +21,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from skerry.images import sparse
 from skerry.images.format.chunks import CHUNK_BYTES, Codec
 from skerry.images.format.profile import decode_profile, encode_profile
-from skerry.images.lazy import cache, habits
+from skerry.images.lazy import habits
 from skerry.images.lazy.fetch import FetchConfig
 from skerry.images.lazy.profiles import ProfileConfig
 
@@ -324,7 +325,7 @@ def test_what_a_crash_left_wrong_is_never_served(tmp_path: Path, blob: Blob, dam
             file.seek(at)
             file.write(bytes(4096))
         elif damage == "hole":
-            cache._punch(file.fileno(), at, 8192)
+            sparse.punch(file.fileno(), at, 8192)
         else:
             file.truncate(at)
     with served_one(tmp_path, blob) as stand:

@@ -253,7 +253,7 @@ class Transport:
                 raw = await response.read()
                 if not whole and carrier is not None:
                     # Refused early: what is still to be sent would keep the connection open.
-                    carrier.abort()
+                    cut(carrier)
                 if response.status >= 400:
                     raise error_of(raw, response.status, self.where)
                 return msgspec.msgpack.decode(raw, type=answer)
@@ -313,6 +313,15 @@ class Transport:
             )
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"cannot open {path} at {self.where}: {error}") from error
+
+
+def cut(carrier: asyncio.WriteTransport) -> None:
+    """Closes a connection at once, whatever is still to be sent; nothing happens if it is gone.
+
+    asyncio's own `abort` fails on a connection that was closed with bytes to send, and has sent them.
+    """
+    if not carrier.is_closing() or carrier.get_write_buffer_size():
+        carrier.abort()
 
 
 def _patience(give_up: float, began: float, now: float) -> float:
