@@ -104,10 +104,18 @@ class FakeInstance:
         def agent_side() -> AgentConnection:
             return AgentConnection(self.agent, self.knobs.drop_channel_after)
 
-        served, _ = await loop.create_unix_connection(agent_side, sock=theirs)
+        try:
+            served, _ = await loop.create_unix_connection(agent_side, sock=theirs)
+        except BaseException:  # nobody else knows of it
+            ours.close()
+            raise
         if self.knobs.send_garbage:
             served.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" + os.urandom(64))
-        transport, _ = await loop.create_unix_connection(factory, sock=ours)
+        try:
+            transport, _ = await loop.create_unix_connection(factory, sock=ours)
+        except BaseException:
+            served.abort()
+            raise
         self._transports = [t for t in self._transports if not t.is_closing()]
         self._transports += [served, transport]
         return transport

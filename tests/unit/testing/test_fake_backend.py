@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,20 @@ async def test_an_instance_dies_after_its_operations(backend):
     assert await instance.wait() == Exit(signal=9)
     with pytest.raises(Unavailable):
         await instance.open_channel(asyncio.Protocol)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_is_given_up_while_it_is_made_leaves_no_socket(backend, turns: int):
+    instance = await backend.create(request())
+    before = len(os.listdir("/proc/self/fd"))
+    making = asyncio.create_task(instance.open_channel(asyncio.Protocol))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    making.cancel()
+    await asyncio.gather(making, return_exceptions=True)
+    await instance.destroy()
+    await asyncio.sleep(0.01)  # transports close their sockets in a later turn
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 async def test_an_agent_may_never_answer(backend):
