@@ -20,15 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from lazy_stand import Blob, Knobs, blob_of, config_of, content_of, put_list, until
+from native_launcher import Launcher, _mkfs_erofs, build_programs, missing
 from skerry.images.format.chunks import CHUNK_BYTES, Codec
 from skerry.images.lazy.fetch import FetchConfig
 from skerry.images.lazy.main import Process, build
 from skerry.wire import plan, replies
-
-sys.path.insert(0, str(Path(__file__).parent))
-from lazy_stand import Blob, Knobs, blob_of, config_of, content_of, put_list, until
-
-from native_launcher import Launcher, _mkfs_erofs, build_programs, missing
 
 pytestmark = pytest.mark.root
 MIB = 1 << 20

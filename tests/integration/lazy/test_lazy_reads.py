@@ -1,74 +1,37 @@
-"""Data blobs read through FUSE, by chunk, from a store with knobs.
+"""Data blobs read through FUSE, by chunk: what is fetched, when, and what a store may do meanwhile.
 
 What is promised: only what is touched is fetched, once for all who want it; no byte is served that was
-not checked, whatever a crash left; every read ends within its bound; the cache keeps to its size.
-"""
+not checked; every read ends within its bound."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
 import random
-import sys
 import time
-from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from skerry.images import sparse
-from skerry.images.format.chunks import CHUNK_BYTES, Codec
-from skerry.images.format.profile import decode_profile, encode_profile
-from skerry.images.lazy import habits
-from skerry.images.lazy.fetch import FetchConfig
-from skerry.images.lazy.profiles import ProfileConfig
-
-sys.path.insert(0, str(Path(__file__).parent))
 from lazy_stand import (
+    EIO,
+    FETCH,
+    MIB,
     Blob,
-    Knobs,
-    Stand,
     Streams,
     blob_of,
     content_of,
     put_list,
     read,
     served,
-    unmount,
+    served_one,
     until,
 )
+from skerry.images.format.chunks import CHUNK_BYTES, Codec
 
 pytestmark = pytest.mark.root
-
-MIB = 1 << 20
-EIO = os.strerror(errno.EIO)
-FETCH = FetchConfig(
-    range_bytes=CHUNK_BYTES, range_max_bytes=0, ahead_bytes=0, wait_s=5.0, threads=4
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def can_mount(tmp_path_factory: pytest.TempPathFactory) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    if not os.path.exists("/dev/fuse"):
-        pytest.skip("there is no /dev/fuse")
-
-
-@pytest.fixture
-def blob(tmp_path: Path) -> Blob:
-    return blob_of(content_of(10 * MIB + 12_345), Codec.NONE, tmp_path)
-
-
-def served_one(
-    place: Path, blob: Blob, **changes: object
-) -> contextlib.AbstractContextManager[Stand]:
-    return served(place, Knobs({blob.name: blob}), **changes)
 
 
 @pytest.mark.parametrize("codec", list(Codec))
@@ -301,169 +264,3 @@ def test_a_chunk_list_of_another_name_mounts_nothing(tmp_path: Path, blob: Blob)
 
 
 # --- the cache on disk ---
-
-
-def test_what_was_fetched_is_not_fetched_again_after_a_restart(tmp_path: Path, blob: Blob) -> None:
-    with served_one(tmp_path, blob) as stand:
-        assert (stand.at / blob.name).read_bytes() == blob.content
-    with served_one(tmp_path, blob) as stand:
-        assert (stand.at / blob.name).read_bytes() == blob.content
-        assert stand.source.asked == []
-        assert stand.process.stats.stale_chunks == 0
-
-
-@pytest.mark.parametrize("damage", ["bit", "zeros", "hole", "cut"])
-def test_what_a_crash_left_wrong_is_never_served(tmp_path: Path, blob: Blob, damage: str) -> None:
-    with served_one(tmp_path, blob) as stand:
-        assert (stand.at / blob.name).read_bytes() == blob.content
-    path, at = tmp_path / "cache" / blob.name, 7 * CHUNK_BYTES + 4096
-    with open(path, "r+b") as file:
-        if damage == "bit":
-            file.seek(at)
-            file.write(bytes([blob.content[at] ^ 4]))
-        elif damage == "zeros":
-            file.seek(at)
-            file.write(bytes(4096))
-        elif damage == "hole":
-            sparse.punch(file.fileno(), at, 8192)
-        else:
-            file.truncate(at)
-    with served_one(tmp_path, blob) as stand:
-        assert (stand.at / blob.name).read_bytes() == blob.content
-        wanted = 1 if damage != "cut" else blob.chunks.count
-        assert stand.asked_chunks() == wanted
-
-
-def test_the_cache_keeps_to_its_size_and_its_bytes_right(tmp_path: Path) -> None:
-    blob = blob_of(content_of(100 * MIB), Codec.NONE, tmp_path)
-    chance = random.Random(5)
-    with served_one(tmp_path, blob, cache_bytes=64 * MIB) as stand:
-        handle = stand.open(blob)
-        path = tmp_path / "cache" / blob.name
-
-        def some(seed: int) -> None:
-            own = random.Random(seed)
-            for _ in range(150):
-                start = own.randrange(len(blob.content) - 600_000)
-                length = own.randrange(1, 600_000)
-                assert read(handle, start, length) == blob.content[start : start + length]
-                assert stand.process.cache.used <= 64 * MIB
-
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(some, [chance.random() for _ in range(4)]))
-        os.close(handle)
-        assert stand.process.stats.evicted_bytes > 0
-        assert os.stat(path).st_blocks * 512 <= 65 * MIB
-
-
-def test_what_is_read_again_and_again_outlives_what_is_read_once(tmp_path: Path) -> None:
-    blob = blob_of(content_of(100 * MIB), Codec.NONE, tmp_path)
-    with served_one(tmp_path, blob, cache_bytes=64 * MIB) as stand:
-        handle = stand.open(blob)
-        for at in range(0, 100 * MIB, CHUNK_BYTES):
-            read(handle, at, 10)
-            read(handle, 0, 10)
-        os.close(handle)
-        assert sum(offset == 0 for offset, _ in stand.source.asked) == 1
-
-
-def test_old_blobs_make_room_and_leave_no_file(tmp_path: Path) -> None:
-    old = blob_of(content_of(6 * MIB, 1), Codec.NONE, tmp_path)
-    with served_one(tmp_path, old) as stand:
-        (stand.at / old.name).read_bytes()
-    new = blob_of(content_of(70 * MIB, 2), Codec.NONE, tmp_path)
-    with served_one(tmp_path, new, cache_bytes=64 * MIB) as stand:
-        handle = stand.open(new)
-        for at in range(0, 70 * MIB, CHUNK_BYTES):
-            read(handle, at, 10)
-        os.close(handle)
-        assert not (tmp_path / "cache" / old.name).exists()
-        assert stand.process.cache.used <= 64 * MIB
-
-
-def test_a_full_disk_is_served_past(tmp_path: Path, blob: Blob) -> None:
-    libc = ctypes.CDLL(None)
-    (tmp_path / "cache").mkdir()
-    at = bytes(tmp_path / "cache")
-    assert libc.mount(b"tiny", at, b"tmpfs", 0, b"size=2m") == 0
-    try:
-        with served_one(tmp_path, blob) as stand:
-            assert (stand.at / blob.name).read_bytes() == blob.content
-            handle = stand.open(blob)
-            assert read(handle, 9 * MIB + 5, MIB) == blob.content[9 * MIB + 5 : 10 * MIB + 5]
-            os.close(handle)
-            assert stand.process.stats.uncached_chunks > 30
-            assert stand.process.stats.faults == 0
-    finally:
-        unmount(tmp_path / "cache")
-
-
-def test_little_space_left_is_left_to_others(tmp_path: Path, blob: Blob) -> None:
-    with served_one(tmp_path, blob, disk_free_min_bytes=1 << 60) as stand:
-        assert (stand.at / blob.name).read_bytes() == blob.content
-        assert stand.process.cache.used == 0
-
-
-# --- first runs ---
-
-
-def test_a_first_run_is_recorded_and_fetched_ahead_of_the_next(
-    tmp_path: Path, blob: Blob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    touched = [30, 2, 3, 17, 5]
-    now = 1.0
-    monkeypatch.setattr(habits, "time", SimpleNamespace(monotonic=lambda: now))
-    record = ProfileConfig(record_s=0.5)
-    with served_one(tmp_path, blob, profile=record) as stand:
-        handle = stand.open(blob)
-        for chunk in touched:
-            read(handle, chunk * CHUNK_BYTES, 10)
-        now += 0.6
-        read(handle, 9 * CHUNK_BYTES, 10)  # too late to count
-        stand.process.profiles.save(stand.process.server.mounted())
-        os.close(handle)
-    made = tmp_path / "cache" / f"{blob.name}.profile"
-    assert decode_profile(made.read_bytes(), blob.chunks.count) == touched
-    made.rename(tmp_path / "layers" / made.name)
-    (tmp_path / "cache" / blob.name).unlink()
-    with served_one(tmp_path, blob, profile=record) as stand:
-        handle = stand.open(blob)
-        until(lambda: stand.process.stats.prefetched_chunks == len(touched))
-        for chunk in touched:
-            read(handle, chunk * CHUNK_BYTES, 10)
-        os.close(handle)
-        until(lambda: stand.process.stats.hits == len(touched))  # counted after the answer
-        assert sorted(at // CHUNK_BYTES for at, _ in stand.source.asked) == sorted(touched)
-    (tmp_path / "cache" / blob.name).unlink()
-    off = ProfileConfig(prefetch=False, record_s=0.0)
-    with served_one(tmp_path, blob, profile=off) as stand:
-        os.close(stand.open(blob))
-        time.sleep(0.1)
-        assert stand.source.asked == []
-
-
-def test_a_read_does_not_wait_for_what_is_fetched_ahead(tmp_path: Path, blob: Blob) -> None:
-    (tmp_path / "layers").mkdir()
-    everything = encode_profile(array("I", range(40)))
-    (tmp_path / "layers" / f"{blob.name}.profile").write_bytes(everything)
-    with served_one(tmp_path, blob) as stand:
-        stand.source.delay_s = 0.1
-        handle = stand.open(blob)
-        until(lambda: bool(stand.source.asked))
-        assert read(handle, 39 * CHUNK_BYTES, 10) == blob.content[39 * CHUNK_BYTES :][:10]
-        # One thread of four fetches ahead: chunk 39 would have come last, after four seconds.
-        assert stand.process.stats.fetched_chunks < 35
-        os.close(handle)
-
-
-@pytest.mark.parametrize(
-    "bad", [b"", b"SKTOUCH1", b"x" * 100, b"SKTOUCH1\1\0\0\0\1\0\0\0\xff\xff\0\0"]
-)
-def test_a_profile_that_is_none_is_left_aside(tmp_path: Path, blob: Blob, bad: bytes) -> None:
-    (tmp_path / "layers").mkdir()
-    (tmp_path / "layers" / f"{blob.name}.profile").write_bytes(bad)
-    with served_one(tmp_path, blob) as stand:
-        handle = stand.open(blob)
-        assert read(handle, 0, 10) == blob.content[:10]
-        os.close(handle)
-        assert stand.asked_chunks() == 1

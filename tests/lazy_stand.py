@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import random
@@ -21,6 +22,12 @@ from skerry.images.lazy.profiles import ProfileConfig
 from skerry.images.lazy.server import ServerConfig
 
 _libc = ctypes.CDLL(None, use_errno=True)
+MIB = 1 << 20
+EIO = os.strerror(errno.EIO)
+# What is not asked for is not fetched, so that it can be told what is.
+FETCH = FetchConfig(
+    range_bytes=CHUNK_BYTES, range_max_bytes=0, ahead_bytes=0, wait_s=5.0, threads=4
+)
 READ_ONLY, NOSUID, NODEV, FORCE, DETACH = 1, 2, 4, 1, 2
 
 
@@ -200,3 +207,10 @@ def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
     while not holds():
         assert time.monotonic() < end, "it did not come to hold"
         time.sleep(0.01)
+
+
+def served_one(
+    place: Path, blob: Blob, **changes: object
+) -> contextlib.AbstractContextManager[Stand]:
+    """Serves one blob from a store with default knobs."""
+    return served(place, Knobs({blob.name: blob}), **changes)
