@@ -38,6 +38,7 @@ from skerry.spec.sandbox import SandboxSpec
 from skerry.wire.http import CommitBody
 
 T = TypeVar("T")
+_Names = tuple[str | None, ...]
 
 log = logging.getLogger("skerry.node")
 
@@ -103,7 +104,8 @@ class Images:
         self._plan_threads = ThreadPoolExecutor(PLAN_THREADS, "plan")
         # An import waits for its client, and must keep nobody waiting but other imports.
         self._import_threads = ThreadPoolExecutor(threads_max, "import")
-        self._plans: dict[tuple[str | None, ...], tuple[float, Environment]] = {}
+        self._plans: dict[_Names, tuple[float, Environment]] = {}
+        self._planning: dict[_Names, asyncio.Future[Environment]] = {}
         self._tidied = clock.monotonic()
         self.restores: Restores | None = None
         self._expected: dict[str, list[asyncio.Future[LayerManifest]]] = {}
@@ -115,14 +117,26 @@ class Images:
         now = self._clock.monotonic()
         if known is not None and now - known[0] < PLAN_FRESH_S:
             return known[1]
-        environment = await self._planned(spec)
+        work = self._planning.get(names)
+        if work is None:  # a burst of creates asks the store once
+            work = self._planning[names] = asyncio.ensure_future(self._planned(spec))
+            work.add_done_callback(lambda done: self._came_out(names, now, done))
+        environment = await asyncio.shield(work)
         if now - self._tidied > TIDY_PAUSE_S:
             self._tidied = now
             await self._tidy()
+        return environment
+
+    def _came_out(self, names: _Names, began: float, work: asyncio.Future[Environment]) -> None:
+        _forget(work)  # whoever asked may be gone
+        if self._planning.get(names) is not work:
+            return  # a name may stand for something else since
+        del self._planning[names]
+        if work.cancelled() or work.exception() is not None:
+            return
         if len(self._plans) >= PLANS_MAX:
             self._plans.clear()
-        self._plans[names] = (now, environment)
-        return environment
+        self._plans[names] = (began, work.result())
 
     async def _planned(self, spec: SandboxSpec) -> Environment:
         try:
@@ -189,10 +203,10 @@ class Images:
     async def remove(self, name: str) -> LayerManifest:
         """Removes a layer and returns what it was; Conflict while a sandbox uses it."""
         manifest = await self.inspect(name)
-        self._plans.clear()
+        self.forget_plans()
         in_use = self._in_use()
         await self._call(lambda: self._library.remove(name, in_use))
-        self._plans.clear()
+        self.forget_plans()
         return manifest
 
     async def verify(self, name: str, *, remove_damaged: bool) -> LayerCheck:
@@ -202,7 +216,7 @@ class Images:
                 lambda: self._library.verify(name, remove_damaged=remove_damaged)
             )
         finally:
-            self._plans.clear()
+            self.forget_plans()
 
     async def last_check(self, name: str) -> LayerCheck:
         """Returns what the last such reading found, whoever did it."""
@@ -217,6 +231,7 @@ class Images:
     def forget_plans(self) -> None:
         """Looks names up again at their next use: one stands for another layer now."""
         self._plans.clear()
+        self._planning.clear()
 
     async def import_tar(self, name: str, chunks: AsyncIterator[bytes]) -> LayerManifest:
         """Makes a layer of an archive that is read no faster than it is unpacked.
@@ -230,7 +245,7 @@ class Images:
                 self._import_threads, self._library.import_tar, name, reader
             )
         finally:
-            self._plans.clear()
+            self.forget_plans()
 
     async def debian(
         self, name: str, suite: str, packages: Sequence[str], log: Log, *, refresh: bool
@@ -246,7 +261,7 @@ class Images:
                 lambda: self._library.debian(name, suite, packages, tell, refresh)
             )
         finally:
-            self._plans.clear()
+            self.forget_plans()
 
     async def diff(self, upper: Upper) -> tuple[Change, ...]:
         """Returns what a sandbox wrote, by path."""
@@ -314,7 +329,7 @@ class Images:
                 work.exception()
             raise
         finally:
-            self._plans.clear()
+            self.forget_plans()
 
     # -- layers that are being made of what a sandbox wrote ----------------------------------------
 
