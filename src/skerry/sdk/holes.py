@@ -7,6 +7,7 @@ of GNU tar, appendix "Sparse Formats"; native/PROTOCOL.md says where it is used.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 
@@ -34,8 +35,10 @@ def find_pieces(fd: int, size: int) -> Pieces:
     while at < size and len(pieces) < PIECES_MAX - 2:
         try:
             start = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: only a hole is left
-            at = size
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            at = size  # only a hole is left
             break
         if start >= size:
             at = size

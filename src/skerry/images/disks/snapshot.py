@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import hashlib
 import os
 import time
@@ -227,8 +228,10 @@ def file_changes(path: str) -> Iterator[Change]:
         while chunk * CHUNK_BYTES < size:
             try:
                 data = os.lseek(file.fileno(), chunk * CHUNK_BYTES, os.SEEK_DATA)
-            except OSError:  # only a hole is left
-                return
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # only a hole is left
+                    return
+                raise
             chunk = data // CHUNK_BYTES
             content = os.pread(file.fileno(), CHUNK_BYTES, chunk * CHUNK_BYTES)
             yield chunk, content.ljust(CHUNK_BYTES, b"\0")
