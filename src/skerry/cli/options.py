@@ -177,6 +177,13 @@ def sandbox_options(function: F) -> F:
                 help="What it may reach: pypi, example.org, *.example.org:8443 [nothing].",
             ),
             labels_option("Label."),
+            click.option("--rollout", metavar="KEY", help="Find its record by this key."),
+            click.option("--job", metavar="ID", help="The job that it belongs to."),
+            click.option(
+                "--durability",
+                type=click.Choice(["process", "local", "shared"]),
+                help="What its record survives [as the node is configured].",
+            ),
             click.option(
                 "--wait",
                 type=seconds_or_none,

@@ -140,6 +140,15 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
         ("running commands", info.running_commands),
         ("outlives its maker", "yes" if spec.detached else "no"),
     ]
+    rows += [
+        (name, value)
+        for name, value in (
+            ("rollout", spec.rollout),
+            ("job", spec.job),
+            ("durability", spec.durability),
+        )
+        if value is not None
+    ]
     if info.parent is not None:
         rows.append(("forked from", info.parent))
     if info.create_ms is not None:

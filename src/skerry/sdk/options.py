@@ -8,10 +8,11 @@ from typing import Any, TypedDict, Unpack
 from skerry.errors import InvalidRequest
 from skerry.sdk.typed import listed, typed
 from skerry.spec.limits import parse_bytes
-from skerry.spec.sandbox import CpuClass, OnIdle, SandboxSpec
+from skerry.spec.sandbox import CpuClass, Durability, OnIdle, SandboxSpec
 
 _SECONDS = ("idle_timeout", "ttl")
 _LISTS = ("layers", "network")
+_WORDS = (("on_idle", OnIdle), ("cpu_class", CpuClass), ("durability", Durability))
 
 
 class SandboxOptions(TypedDict, total=False):
@@ -26,6 +27,8 @@ class SandboxOptions(TypedDict, total=False):
     idle_timeout=None, ttl=None: seconds; on_idle="stop" or "pause".
     labels={}; detached=False (else it outlives an embedded node's client); priority=0 (-10 to 10;
     of one client's creates that wait, a higher one is first).
+    rollout=None: a key under which its record is found again; job=None: the job it belongs to;
+    durability=None (what the node is configured for), or "process", "local", "shared".
     """
 
     image: str
@@ -50,6 +53,9 @@ class SandboxOptions(TypedDict, total=False):
     labels: dict[str, str] | None
     detached: bool
     priority: int
+    rollout: str | None
+    job: str | None
+    durability: str | None
 
 
 def spec_of(
@@ -71,8 +77,8 @@ def spec_of(
         fields["memory_bytes"] = parse_bytes(fields.pop("memory"), "memory")
     if (disk := fields.pop("disk", None)) is not None:
         fields["disk_bytes"] = parse_bytes(disk, "disk")
-    for name, kind in (("on_idle", OnIdle), ("cpu_class", CpuClass)):
-        value = fields.get(name, "")
-        if value and value not in kind.__members__.values():
+    for name, kind in _WORDS:
+        value = fields.get(name)
+        if value is not None and value not in kind.__members__.values():
             raise InvalidRequest(f"{name} must be one of {', '.join(kind)}, not {value!r}")
     return typed(SandboxSpec(backend=backend, key=key, **fields)).check()

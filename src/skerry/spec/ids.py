@@ -11,6 +11,8 @@ ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 NODE_PATTERN: Final = re.compile(r"[a-z2-7]{5}")
 SANDBOX_PATTERN: Final = re.compile(r"s[a-z2-7]{20}")
 OP_PATTERN: Final = re.compile(r"[0-9a-f]{32}")
+JOB_PATTERN: Final = re.compile(r"[a-z0-9_.-]{1,64}")
+ROLLOUT_CHARS_MAX: Final = 256
 
 SandboxId = str
 OpId = str
@@ -43,4 +45,20 @@ def check_op_id(value: str) -> OpId:
     """Returns the operation id (32 hexadecimal digits) if it is one; raises InvalidRequest."""
     if OP_PATTERN.fullmatch(value) is None:
         raise InvalidRequest(f"{value[:64]!r} is not an operation id (32 hexadecimal digits)")
+    return value
+
+
+def check_job_id(value: str) -> str:
+    """Returns the id of a job if it is one; raises InvalidRequest."""
+    if JOB_PATTERN.fullmatch(value) is None:
+        raise InvalidRequest(f"job: {value[:80]!r} is not 1 to 64 of a-z, 0-9, '-', '_' and '.'")
+    return value
+
+
+def check_rollout(value: str) -> str:
+    """Returns the key of a rollout if it has 1 to 256 printable characters; raises InvalidRequest."""
+    if not 1 <= len(value) <= ROLLOUT_CHARS_MAX or not value.isprintable():
+        raise InvalidRequest(
+            f"rollout: {value[:80]!r} is not 1 to {ROLLOUT_CHARS_MAX} printable characters"
+        )
     return value

@@ -9,6 +9,7 @@ import msgspec
 
 from skerry.errors import InvalidRequest
 from skerry.spec import limits
+from skerry.spec.ids import check_job_id, check_rollout
 from skerry.spec.layers import LayerKind, MountedLayer, parse_layer_name
 from skerry.spec.network import check_network
 
@@ -40,6 +41,14 @@ class CpuClass(StrEnum):
     LATENCY_SENSITIVE = "latency-sensitive"
     # Runs in what the others leave, and gives a core up at once when one of them needs it.
     BEST_EFFORT = "best-effort"
+
+
+class Durability(StrEnum):
+    """What an operation's record has survived when its answer is given (decision 12)."""
+
+    PROCESS = "process"  # kill -9 of the node
+    LOCAL = "local"  # loss of the host's power: it is on the node's disk
+    SHARED = "shared"  # loss of the host: it is in the layer store
 
 
 IMAGE_DEFAULT = "debian:12"
@@ -76,6 +85,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     key: str | None = None  # idempotency key, unique among the node's sandboxes
     detached: bool = False  # outlives the connection that made it
     priority: int = 0  # among its owner's creates that wait: higher first
+    rollout: str | None = None  # the key under which its record is found again
+    job: str | None = None  # the job that it belongs to
+    durability: Durability | None = None  # None: what the node is configured for
 
     @property
     def made_of(self) -> tuple[str, ...]:
@@ -118,6 +130,10 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             )
         if self.key is not None and not 1 <= len(self.key) <= 128:
             raise InvalidRequest("key must have 1 to 128 characters")
+        if self.rollout is not None:
+            check_rollout(self.rollout)
+        if self.job is not None:
+            check_job_id(self.job)
         check_network(self.network)
         return self
 

@@ -119,6 +119,13 @@ def test_a_newline_in_a_value_is_no_fault() -> None:
         {"cpu_weight": 50, "cpu_class": "best-effort"},
         {"cpu_burst": 1.5},
         {"cpu_burst": float("nan")},
+        {"rollout": ""},
+        {"rollout": "a\nb"},
+        {"rollout": "x" * 257},
+        {"job": "Job"},
+        {"job": "a/b"},
+        {"job": "x" * 65},
+        {"durability": "disk"},
     ],
 )
 def test_a_bad_spec_is_refused_before_it_is_sent(change: dict[str, object]) -> None:
@@ -145,6 +152,9 @@ def test_a_bad_spec_is_refused_before_it_is_sent(change: dict[str, object]) -> N
         "key": None,
         "detached": False,
         "priority": 0,
+        "rollout": "step 3/rollout 17",
+        "job": "grpo-1.a_b",
+        "durability": "local",
     }
     spec_of("container", **good)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest):

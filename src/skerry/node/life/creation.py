@@ -19,7 +19,7 @@ from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
 from skerry.spec import limits
 from skerry.spec.layers import ImageConfig, LayerManifest, MountMode, RootfsPlan
-from skerry.spec.sandbox import SandboxSpec, State
+from skerry.spec.sandbox import Durability, SandboxSpec, State
 
 if TYPE_CHECKING:
     from skerry.node.life.lives import Lives
@@ -243,6 +243,8 @@ def _check_wanted(sandbox: Sandbox) -> None:
 def _check(spec: SandboxSpec) -> None:
     """Raises InvalidRequest unless the whole spec can be carried out."""
     spec.check()
+    if spec.durability not in {None, Durability.PROCESS}:
+        raise InvalidRequest(f"durability: this node has no {spec.durability} records")
     for what, value in (("user", spec.user), ("workdir", spec.workdir)):
         if value is None:
             continue
