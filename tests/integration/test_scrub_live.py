@@ -15,7 +15,9 @@ from test_lazy_node import counted
 
 from live_node import LiveNode
 from skerry.errors import Fault, LayerDamaged
+from skerry.images.store import keys
 from skerry.images.store.store import DirectoryStore
+from skerry.spec.layers import parse_layer_name
 from skerry.testing.rootfs import container_reason
 
 pytestmark = [
@@ -32,12 +34,14 @@ NAME = "toolkit/rots"
 CONTENT = os.urandom(700_000)
 
 
-def last(node: LiveNode) -> tuple[int, str]:
+def image(node: LiveNode, *words: str) -> tuple[int, str]:
     argv = [sys.executable, "-m", "skerry.cli.main", "--url", f"unix://{node.run}/node.sock"]
-    done = subprocess.run(
-        [*argv, "image", "verify", "--last", NAME], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*argv, "image", *words], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout
+
+
+def last(node: LiveNode) -> tuple[int, str]:
+    return image(node, "verify", "--last", NAME)
 
 
 def flip(path: Path, at: int) -> None:
@@ -113,3 +117,32 @@ async def test_flipped_bit_under_a_live_sandbox_is_told_and_new_ones_are_refused
 
 async def counted_store(node: LiveNode, name: str) -> float:
     return await counted(node, name, prefix="store")
+
+
+async def test_damaged_name_is_told_by_verify_and_can_be_removed(
+    layer_store,
+    library,  # noqa: F811
+):
+    made = layer(library, NAME, {"file": b"x"})
+    store = DirectoryStore(layer_store)
+    node = LiveNode(layer_store).start()
+    try:
+        assert image(node, "verify", "--all")[0] == 0
+        path = Path(layer_store, keys.tag(parse_layer_name(NAME)))
+        flip(path, 30)
+        status, said = image(node, "verify", "--all")
+        assert status == 1
+        assert f"{NAME}:latest  DAMAGED name" in said
+        assert f"what to do: make {NAME}:latest again" in said
+        assert "base/debian:12  good" in said  # it hides no other
+        async with node.client() as client:
+            assert f"{NAME}:latest" not in [one.name for one in await client.images.list()]
+            # As the advice says: it can be used by digest meanwhile.
+            async with await client.sandboxes.create(layers=[f"{NAME}@{made.digest}"]) as sandbox:
+                assert await sandbox.files.read("/file") == b"x"
+        assert image(node, "rm", NAME)[0] == 0
+        assert image(node, "verify", "--all")[0] == 0
+        assert store.tag(parse_layer_name(NAME)) is None
+    finally:
+        left = node.stop()
+    assert left == []

@@ -20,7 +20,7 @@ from skerry.cli.words import age, plural, size
 from skerry.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
+    from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
     from skerry.spec.residue import Scrubbed
 
 
@@ -207,29 +207,34 @@ def rm(app: App, /, *, names: tuple[str, ...]) -> None:
     is_flag=True,
     help="Remove damaged blobs, so that making the layer again stores them anew.",
 )
-@click.option("--last", is_flag=True, help="Read nothing: say what the last check found.")
+@click.option("--last", is_flag=True, help="Read no layer: say what the last check found.")
 @click.pass_obj
 def verify(
     app: App, /, *, names: tuple[str, ...], every: bool, remove_damaged: bool, last: bool
 ) -> int:
     """Read all bytes of layers again and compare them with their digests.
 
-    Says which chunks are damaged and which files have bytes there. Nodes do the same slowly by
-    themselves; --last says what they found. The exit status is 1 if anything is damaged.
+    Says which chunks are damaged and which files have bytes there; with --all also which records
+    of the store are (names, manifests, pins, leases), and what to do about each. Nodes read layers
+    again slowly by themselves; --last says what they found. The exit status is 1 if anything is
+    damaged.
     """
     if every == bool(names):
         raise InvalidRequest("name layers, or give --all")
     if last and remove_damaged:
-        raise InvalidRequest("--last reads nothing: --remove-damaged goes without it")
+        raise InvalidRequest("--last reads no layer: --remove-damaged goes without it")
 
-    async def work() -> list[LayerCheck]:
+    async def work() -> bool:
         async with app.client() as client:
-            wanted = names
+            wanted, bad = names, False
             if every:
+                # First: a layer whose record is damaged is in no list of layers.
+                records = await client.images.verify_records()
+                _tell_records(app, records)
+                bad = bool(records.problems)
                 # Layers that have several names are read once.
                 found = {item.digest: item.name for item in await client.images.list()}
                 wanted = tuple(sorted(found.values()))
-            checks = []
             for name in wanted:
                 if last:
                     check = await client.images.last_check(name)
@@ -237,10 +242,24 @@ def verify(
                     app.note(f"reading {name}")
                     check = await client.images.verify(name, remove_damaged=remove_damaged)
                 _tell_check(app, check, last=last)
-                checks.append(check)
-            return checks
+                bad = bad or bool(check.damage)
+            return bad
 
-    return 1 if any(check.damage for check in app.wait_for(work)) else 0
+    return 1 if app.wait_for(work) else 0
+
+
+def _tell_records(app: App, check: RecordsCheck) -> None:
+    if app.as_json:
+        app.emit(check)
+        return
+    for one in check.problems:
+        app.line(f"{one.name}  DAMAGED {one.kind}")
+        app.line(f"  {one.problem}")
+        app.line(f"  what to do: {one.advice}")
+    for one in check.mended:
+        app.line(f"{one.name}  made again: {one.kind}")
+    if not check.problems:
+        app.line(f"records of the store  good  {check.read}")
 
 
 def _tell_check(app: App, check: LayerCheck, *, last: bool) -> None:

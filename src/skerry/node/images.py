@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import (
     AsyncGenerator,
@@ -17,7 +18,7 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from skerry.backends.api import Upper
-from skerry.errors import SkerryError, StorageFailed, Unavailable
+from skerry.errors import LayerDamaged, SkerryError, StorageFailed, Unavailable
 from skerry.images.commits.packing import Apart
 from skerry.node.clock import Clock
 from skerry.node.crossing import ChunkReader, Pieces
@@ -28,6 +29,7 @@ from skerry.spec.layers import (
     LayerCheck,
     LayerKind,
     LayerManifest,
+    RecordsCheck,
     RootfsPlan,
     composed_config,
     parse_layer_name,
@@ -200,9 +202,11 @@ class Images:
         """Returns one layer; NotFound."""
         return await self._call(lambda: self._library.inspect(name))
 
-    async def remove(self, name: str) -> LayerManifest:
-        """Removes a layer and returns what it was; Conflict while a sandbox uses it."""
-        manifest = await self.inspect(name)
+    async def remove(self, name: str) -> LayerManifest | None:
+        """Removes a layer and returns what it was, None if that is damaged; Conflict if it is in use."""
+        manifest = None
+        with contextlib.suppress(LayerDamaged):  # such a one has to be removable above all
+            manifest = await self.inspect(name)
         self.forget_plans()
         in_use = self._in_use()
         await self._call(lambda: self._library.remove(name, in_use))
@@ -217,6 +221,10 @@ class Images:
             )
         finally:
             self.forget_plans()
+
+    async def verify_records(self) -> RecordsCheck:
+        """Says which records of the store are damaged, and what to do about each."""
+        return await self._call(self._library.verify_records)
 
     async def last_check(self, name: str) -> LayerCheck:
         """Returns what the last such reading found, whoever did it."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from skerry.backends.api import Upper
 from skerry.images.commits.packing import Apart
 from skerry.spec.files import Change
-from skerry.spec.layers import LayerCheck, LayerManifest, RootfsPlan
+from skerry.spec.layers import LayerCheck, LayerManifest, RecordsCheck, RootfsPlan
 
 Log = Callable[[str], None]
 
@@ -49,6 +49,9 @@ class Library(Protocol):
 
     def verify(self, name: str, *, remove_damaged: bool) -> LayerCheck:
         """Reads a layer's bytes again and compares them with their digests."""
+
+    def verify_records(self) -> RecordsCheck:
+        """Says which records of the store are damaged."""
 
     def last_check(self, name: str) -> LayerCheck:
         """Returns what the last such reading found."""

@@ -20,7 +20,14 @@ from skerry.sdk.stream import events_of
 from skerry.sdk.transfer import Progress, file_chunks, pack_tree
 from skerry.sdk.transport import Transport
 from skerry.sdk.typed import listed
-from skerry.spec.layers import CollectReport, LayerCheck, LayerKind, LayerManifest, parse_layer_name
+from skerry.spec.layers import (
+    CollectReport,
+    LayerCheck,
+    LayerKind,
+    LayerManifest,
+    RecordsCheck,
+    parse_layer_name,
+)
 from skerry.spec.limits import parse_bytes
 from skerry.spec.recipe import parse_recipe
 from skerry.spec.residue import DEFAULT
@@ -73,6 +80,14 @@ class AsyncImages:
         Nodes scrub all layers slowly by themselves. `checked` is "" if parts never were. NotFound.
         """
         return await self._transport.call("GET", f"{_path(name)}/verify", LayerCheck)
+
+    async def verify_records(self) -> RecordsCheck:
+        """Reads all records of the store (names, manifests, pins, leases) and says which are damaged.
+
+        Each problem says by name what the record is of, and what to do. A manifest whose name is
+        whole is written anew, and told as `mended`. Raises StorageFailed.
+        """
+        return await self._transport.call("POST", "/v1/store/verify", RecordsCheck)
 
     async def collect(self, *, dry_run: bool = False) -> CollectReport:
         """Removes the bytes that no name, pin, sandbox or lease needs, and says what stays and why.

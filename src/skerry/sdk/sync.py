@@ -30,7 +30,7 @@ from skerry.sdk.running import Command
 from skerry.sdk.transfer import Progress, Transfer
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
-from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
+from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.commits import CommitInfo
@@ -1185,6 +1185,14 @@ class Images:
         Nodes scrub all layers slowly by themselves. `checked` is "" if parts never were. NotFound.
         """
         return self._portal.call(self._inner.last_check(name))
+
+    def verify_records(self) -> RecordsCheck:
+        """Reads all records of the store (names, manifests, pins, leases) and says which are damaged.
+
+        Each problem says by name what the record is of, and what to do. A manifest whose name is
+        whole is written anew, and told as `mended`. Raises StorageFailed.
+        """
+        return self._portal.call(self._inner.verify_records())
 
     def collect(self, *, dry_run: bool = False) -> CollectReport:
         """Removes the bytes that no name, pin, sandbox or lease needs, and says what stays and why.

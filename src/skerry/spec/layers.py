@@ -276,3 +276,21 @@ class LayerCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     removed: bool = False  # damaged blobs were removed, so that making the layer again stores them
     mended: tuple[Damage, ...] = ()  # were damaged or gone, and could be made again
     checked: str = ""  # RFC 3339, UTC: when; of several parts the oldest; "": some never were
+
+
+class RecordProblem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A record of a layer store that is damaged, and what to do about it."""
+
+    key: str  # where it lies in the store
+    kind: str  # name, manifest, pin, lease, chain, profile, ...
+    name: str  # what it is of, as far as its key tells
+    problem: str
+    advice: str = ""  # "" for what was written anew
+
+
+class RecordsCheck(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the records of a layer store are worth."""
+
+    read: int  # whole ones
+    problems: tuple[RecordProblem, ...] = ()
+    mended: tuple[RecordProblem, ...] = ()

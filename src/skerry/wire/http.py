@@ -66,6 +66,7 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | GET, DELETE images/NAME | -> LayerManifest |
 | POST images/NAME/import?kind=tar,oci&tag=&platform= | tar, streamed -> LayerManifest |
 | POST, DELETE images/NAME/pin | -> LayerManifest; POST: it stays whatever its names do |
+| POST store/verify | -> RecordsCheck |
 | POST store/collect?dry_run= | -> CollectReport; waits for the store's grace period |
 | POST images/NAME/registry | RegistryBody -> stream of StreamEvent, likewise |
 | POST images/NAME/collapse | CollapseBody -> stream of StreamEvent, likewise |

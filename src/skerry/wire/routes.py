@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.files import FileInfo, TreeUsage
-from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest
+from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, Usage
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchResult
 from skerry.wire.commits import CommitInfo, ForkBody
@@ -321,7 +321,12 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         "GET", "/v1/images/{name}", "One layer; the name may hold slashes.", answer=LayerManifest
     ),
-    Route("DELETE", "/v1/images/{name}", "Removes a layer not in use.", answer=LayerManifest),
+    Route(
+        "DELETE",
+        "/v1/images/{name}",
+        "Removes a layer not in use; answers what it was, null if its record is damaged.",
+        answer=LayerManifest | None,
+    ),
     Route(
         "POST",
         "/v1/images/{name}/import",
@@ -365,6 +370,12 @@ ROUTES: Final[tuple[Route, ...]] = (
         "Reads its bytes again and compares them with its digests.",
         answer=LayerCheck,
         params=(Param("remove", FLAG, "1: damaged blobs go, so that they can be stored anew"),),
+    ),
+    Route(
+        "POST",
+        "/v1/store/verify",
+        "Reads all records of the store; says which are damaged, and what to do.",
+        answer=RecordsCheck,
     ),
     Route(
         "POST",

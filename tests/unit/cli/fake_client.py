@@ -16,7 +16,14 @@ from skerry.errors import NotFound, SkerryError, Unavailable
 from skerry.sdk.transfer import Transfer
 from skerry.spec.command import RunResult
 from skerry.spec.files import FileInfo, FileType, WatchEvent, WatchKind
-from skerry.spec.layers import Collected, CollectReport, Damage, LayerCheck, LayerManifest
+from skerry.spec.layers import (
+    Collected,
+    CollectReport,
+    Damage,
+    LayerCheck,
+    LayerManifest,
+    RecordsCheck,
+)
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.spec.session import SessionSpec
 from skerry.wire.control import DrainState, NodeUsage
@@ -289,6 +296,7 @@ class FakeClient:
         self.closed = 0
         self.sandboxes = self
         self.damage: dict[str, tuple[Damage, ...]] = {}
+        self.records = RecordsCheck(7)
         self.images = FakeImages(self)
 
     async def __aenter__(self) -> FakeClient:
@@ -351,6 +359,10 @@ class FakeImages:
 
     async def remove(self, name: str) -> None:
         self.client.calls.append(("remove", name))
+
+    async def verify_records(self) -> RecordsCheck:
+        self.client.calls.append(("verify_records",))
+        return self.client.records
 
     async def last_check(self, name: str) -> LayerCheck:
         self.client.calls.append(("last_check", name))

@@ -12,7 +12,7 @@ from fake_client import FakeClient, invoke, manifest
 from skerry.cli.buildfile import read
 from skerry.cli.imagebuild import suite_of
 from skerry.errors import InvalidRequest, NotFound
-from skerry.spec.layers import Damage
+from skerry.spec.layers import Damage, RecordProblem, RecordsCheck
 
 
 @pytest.mark.parametrize(
@@ -209,13 +209,28 @@ def test_verify_last_reads_nothing_and_says_what_was_found_when() -> None:
     client.damage["base/bad:1"] = (Damage("sha256:c", "data", "1 chunk", (7,), ("/etc/x",)),)
     said = invoke(client, "image", "verify", "--last", "--all")
     assert said.exit_code == 1
-    assert {call[0] for call in client.calls} == {"connect", "last_check"}
+    assert {call[0] for call in client.calls} == {"connect", "verify_records", "last_check"}
     assert "base/bad:1  DAMAGED  1 MiB  2026-01-02T03:04:05Z" in said.stdout
     assert "base/new:1  not checked since it was made" in said.stdout
     assert invoke(client, "image", "verify", "--last", "base/new:1").exit_code == 0
     refused = invoke(client, "image", "verify", "--last", "--remove-damaged", "base/new:1")
     assert refused.exit_code == 125
     assert "--remove-damaged" in refused.stderr
+
+
+def test_verify_all_names_damaged_records_and_says_what_to_do() -> None:
+    client = FakeClient()
+    client.layers = {"base/a:1": manifest("base/a:1")}
+    problem = RecordProblem("tags/base/b!!1", "name", "base/b:1", "it is damaged", "make it again")
+    client.records = RecordsCheck(3, (problem,), (RecordProblem("k", "manifest", "base/c:1", "x"),))
+    said = invoke(client, "image", "verify", "--all")
+    assert said.exit_code == 1
+    assert "base/b:1  DAMAGED name\n  it is damaged\n  what to do: make it again\n" in said.stdout
+    assert "base/c:1  made again: manifest" in said.stdout
+    assert "base/a:1  good" in said.stdout
+    first = invoke(client, "--json", "image", "verify", "--all").stdout.splitlines()[0]
+    assert json.loads(first)["problems"][0]["name"] == "base/b:1"
+    assert invoke(client, "image", "verify", "base/a:1").exit_code == 0  # it asks for that alone
 
 
 def test_verify_reads_a_layer_of_several_names_once() -> None:

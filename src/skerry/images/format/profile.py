@@ -17,12 +17,17 @@ def encode_profile(chunks: array[int]) -> bytes:
     return _HEAD.pack(_MAGIC, 1, len(chunks)) + chunks.tobytes()
 
 
+def is_profile(data: bytes) -> bool:
+    """Says whether this has the form of a profile; it has no digest, so chunks may be wrong."""
+    if len(data) < _HEAD.size:
+        return False
+    magic, version, length = _HEAD.unpack_from(data)
+    return bool(magic == _MAGIC and version == 1 and len(data) == _HEAD.size + 4 * length)
+
+
 def decode_profile(data: bytes, count: int) -> list[int]:
     """Returns the chunks of a profile of a blob with `count` chunks; [] if it is none."""
-    if len(data) < _HEAD.size:
-        return []
-    magic, version, length = _HEAD.unpack_from(data)
-    if magic != _MAGIC or version != 1 or len(data) != _HEAD.size + 4 * length:
+    if not is_profile(data):
         return []
     chunks = array("I", data[_HEAD.size :])
     return list(dict.fromkeys(chunks)) if all(chunk < count for chunk in chunks) else []

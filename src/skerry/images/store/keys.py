@@ -111,6 +111,13 @@ def digest_of(key: str) -> str:
     return f"sha256:{key.rpartition('/')[2].partition('!')[0]}"
 
 
+def name_of(rest: str) -> str:
+    """Returns the name that a key says behind its prefix: `KIND/NAME!!TAG`; "" for one too long."""
+    kind, _, flat = rest.partition("/")
+    name, found, tag = flat.partition("!!")
+    return f"{kind}/{name.replace('!', '/')}:{tag}" if found and name else ""
+
+
 def _flat(name: LayerName) -> str:
     return f"{name.name.replace('/', '!')}!!{name.tag}"
 

@@ -22,7 +22,7 @@ import msgspec
 
 from skerry.errors import LayerDamaged, SkerryError
 from skerry.images.store import keys
-from skerry.images.store.records import Claim, decode
+from skerry.images.store.records import Claim, decode, encode
 from skerry.images.store.scrub import CHUNKS_TOLD_MAX, Progress, Scrub
 from skerry.images.store.store import LayerStore
 from skerry.images.store.suspects import Suspects
@@ -128,7 +128,7 @@ class Patrol:
         mine = Claim(self._store.leases.holder, secrets.token_hex(8), self._claim_s)
         found = objects.stat(key)
         if found is None:
-            taken = objects.put_bytes(key, msgspec.json.encode(mine), replace=False)
+            taken = objects.put_bytes(key, encode(mine), replace=False)
             return (mine, Progress()) if taken else None
         old = self._read(key)
         if old is not None:
@@ -138,7 +138,7 @@ class Patrol:
             mine = msgspec.structs.replace(
                 mine, next_chunk=old.next_chunk, damaged=old.damaged, bad=old.bad
             )
-        objects.put_bytes(key, msgspec.json.encode(mine), replace=True)
+        objects.put_bytes(key, encode(mine), replace=True)
         self._wait(objects.lag_s)
         seen = self._read(key)
         if seen is None or seen.token != mine.token:
@@ -160,7 +160,7 @@ class Patrol:
             bad=tuple(progress.bad[:CHUNKS_TOLD_MAX]),
         )
         key = keys.scrub(keys.CLAIMS, digest)
-        self._store.objects.put_bytes(key, msgspec.json.encode(now), replace=True)
+        self._store.objects.put_bytes(key, encode(now), replace=True)
 
     # --- scrubbing ---
 

@@ -11,6 +11,7 @@ from skerry.errors import Conflict, LayerDamaged, NotFound, StorageFailed
 from skerry.images.format.erofs import Log
 from skerry.images.store import keys
 from skerry.images.store.collect import Collector
+from skerry.images.store.recordcheck import RecordCheck
 from skerry.images.store.scrub import Scrub
 from skerry.images.store.store import LayerStore
 from skerry.images.store.suspects import Suspects
@@ -20,6 +21,7 @@ from skerry.spec.layers import (
     LayerKind,
     LayerManifest,
     LayerName,
+    RecordsCheck,
     parse_layer_name,
 )
 
@@ -113,6 +115,13 @@ class Removal:
                     self.store.delete(damage.digest)
             check = msgspec.structs.replace(check, removed=True)
         return check
+
+    def verify_records(self) -> RecordsCheck:
+        """Reads all records of the store and says which are damaged, by name, and what to do.
+
+        A manifest whose name is whole is written anew. Raises StorageFailed.
+        """
+        return RecordCheck(self.store).check()
 
     def last_check(self, name: str) -> LayerCheck:
         """Returns what the last scrub of a layer and its parts found, whoever did it; NotFound."""

@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import msgspec
-
 from skerry.errors import LayerDamaged, SkerryError
 from skerry.images.store import keys
 from skerry.images.store.listed import RECORD_BYTES_MAX
-from skerry.images.store.records import Checked, Suspect, decode, rfc3339
+from skerry.images.store.records import Checked, Suspect, decode, encode, rfc3339
 from skerry.images.store.store import LayerStore
 from skerry.spec.layers import Damage, LayerCheck, LayerManifest, parse_layer_name
 
@@ -48,11 +46,11 @@ class Suspects:
                     found = objects.stat(at)
                     versions[at] = found.version if found else ""
             suspect = Suspect(check.digest, check.name, holder, check.damage, versions)
-            objects.put_bytes(key, msgspec.json.encode(suspect), replace=True)
+            objects.put_bytes(key, encode(suspect), replace=True)
         else:
             objects.delete(key)
         at = keys.scrub(keys.CHECKED, check.digest)
-        objects.put_bytes(at, msgspec.json.encode(checked), replace=True)
+        objects.put_bytes(at, encode(checked), replace=True)
         with self._lock:
             self._looked = float("-inf")
 
@@ -66,8 +64,12 @@ class Suspects:
             data = self._store.objects.get(key, RECORD_BYTES_MAX) if stat else None
             if stat is None or data is None:
                 continue
+            try:
+                found.append(decode(data, Checked, f"{key} in {self._store.objects.where}"))
+            except LayerDamaged as error:
+                log.warning("%s", error.message)  # as if it had not been checked: it is again
+                continue
             times.append(stat.modified)
-            found.append(decode(data, Checked, f"{key} in {self._store.objects.where}"))
         whole = len(found) == len(manifest.layers())
         return LayerCheck(
             manifest.name,
@@ -108,8 +110,9 @@ class Suspects:
                     )
 
     def mended(self) -> set[str]:
-        """Returns the layers that were damaged, and have been written anew since."""
-        return {digest for digest, one in self._noted().items() if self.is_mended(one)}
+        """Returns the layers to be looked at again: written anew since, or the note is damaged."""
+        noted = self._noted().items()
+        return {digest for digest, one in noted if not one.objects or self.is_mended(one)}
 
     def _read(self) -> dict[str, Suspect]:
         return {digest: one for digest, one in self._noted().items() if not self.is_mended(one)}
@@ -119,13 +122,18 @@ class Suspects:
         for key, _ in self._store.objects.list(keys.DAMAGED):
             data = self._store.objects.get(key, RECORD_BYTES_MAX)
             if data is not None:
-                one = decode(data, Suspect, f"{key} in {self._store.objects.where}")
-                found[one.digest] = one
+                digest = keys.digest_of(key)
+                try:
+                    found[digest] = decode(data, Suspect, f"{key} in {self._store.objects.where}")
+                except LayerDamaged as error:
+                    # That something was wrong is known all the same, until the next check.
+                    damage = Damage(digest, "note of damage", error.message)
+                    found[digest] = Suspect(digest, "", "", (damage,), {})
         return found
 
     def is_mended(self, suspect: Suspect) -> bool:
         """Says whether all that was damaged was written anew; whether it is right, a scrub says."""
-        return all(
+        return bool(suspect.objects) and all(
             any(
                 self._version(key) != suspect.objects[key] for key in _objects(damage, suspect.name)
             )

@@ -75,6 +75,7 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     ("/v1/images/{name:path}/collapse", {"POST": images.collapse}),
     ("/v1/images/{name:path}/pin", {"POST": images.pin, "DELETE": images.unpin}),
     ("/v1/images/{name:path}/verify", {"GET": images.last_check, "POST": images.verify}),
+    ("/v1/store/verify", {"POST": images.verify_records}),
     ("/v1/store/collect", {"POST": images.collect}),
     ("/v1/images/{name:path}", {"GET": images.inspect, "DELETE": images.remove}),
     ("/v1/health", {"GET": meta.health}),

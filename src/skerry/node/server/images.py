@@ -68,6 +68,12 @@ async def last_check(node: Node, exchange: Exchange) -> None:
     await exchange.reply(await node.images.last_check(_name(exchange)))
 
 
+async def verify_records(node: Node, exchange: Exchange) -> None:
+    """POST /v1/store/verify."""
+    exchange.allow()
+    await exchange.reply(await node.images.verify_records())
+
+
 async def collect(node: Node, exchange: Exchange) -> None:
     """POST /v1/store/collect."""
     exchange.allow("dry_run")
