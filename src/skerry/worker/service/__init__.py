@@ -1,0 +1,1 @@
+"""The worker's process: rollouts that survive it, and the requests of their models."""
