@@ -9,9 +9,10 @@ from skerry.errors import InvalidRequest
 from skerry.sdk.typed import listed, typed
 from skerry.spec.limits import parse_bytes
 from skerry.spec.sandbox import CpuClass, Durability, OnIdle, SandboxSpec
+from skerry.spec.uplink import Uplink
 
 _SECONDS = ("idle_timeout", "ttl")
-_LISTS = ("layers", "network")
+_LISTS = ("layers", "network", "uplinks")
 _WORDS = (("on_idle", OnIdle), ("cpu_class", CpuClass), ("durability", Durability))
 
 
@@ -29,6 +30,7 @@ class SandboxOptions(TypedDict, total=False):
     of one client's creates that wait, a higher one is first).
     rollout=None: a key under which its record is found again; job=None: the job it belongs to;
     durability=None (what the node is configured for), or "process", "local", "shared".
+    uplinks=(): ports inside at which a worker of the node answers, as {"port": 8017, "worker": 0}.
     """
 
     image: str
@@ -56,6 +58,7 @@ class SandboxOptions(TypedDict, total=False):
     rollout: str | None
     job: str | None
     durability: str | None
+    uplinks: Sequence[Uplink | dict[str, int]]
 
 
 def spec_of(

@@ -9,6 +9,7 @@ import msgspec
 
 from skerry.errors import InvalidRequest
 
+E = TypeVar("E")
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -28,7 +29,7 @@ def wrong_type(error: msgspec.ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{name}: {what[:1].lower()}{what[1:]}")
 
 
-def listed(name: str, names: Sequence[str]) -> tuple[str, ...]:
+def listed(name: str, names: Sequence[E]) -> tuple[E, ...]:
     """Returns the names; InvalidRequest for a single text, which would be taken letter by letter."""
     if isinstance(names, str):
         raise InvalidRequest(f"{name} is a list: write {name}=[{names!r}]")

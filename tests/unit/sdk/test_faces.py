@@ -30,6 +30,7 @@ from skerry.sdk.transport import Transport
 from skerry.spec.command import RunResult
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
 from skerry.spec.session import SessionSpec
+from skerry.spec.uplink import Uplink
 from skerry.wire.http import ErrorBody, OpStatus, StreamEvent
 from skerry.wire.sessions import SessionInfo
 
@@ -126,6 +127,12 @@ def test_a_newline_in_a_value_is_no_fault() -> None:
         {"job": "a/b"},
         {"job": "x" * 65},
         {"durability": "disk"},
+        {"uplinks": [{"port": 0}]},
+        {"uplinks": [{"port": 80, "worker": -1}]},
+        {"uplinks": [{"port": 80, "host": "h"}]},
+        {"uplinks": [{"port": 80}, {"port": 80, "worker": 1}]},
+        {"uplinks": [{"port": number} for number in range(80, 85)]},
+        {"uplinks": "80"},
     ],
 )
 def test_a_bad_spec_is_refused_before_it_is_sent(change: dict[str, object]) -> None:
@@ -155,6 +162,7 @@ def test_a_bad_spec_is_refused_before_it_is_sent(change: dict[str, object]) -> N
         "rollout": "step 3/rollout 17",
         "job": "grpo-1.a_b",
         "durability": "local",
+        "uplinks": [{"port": 8017, "worker": 3}, Uplink(port=8018)],
     }
     spec_of("container", **good)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest):

@@ -245,6 +245,8 @@ def _check(spec: SandboxSpec) -> None:
     spec.check()
     if spec.durability not in {None, Durability.PROCESS}:
         raise InvalidRequest(f"durability: this node has no {spec.durability} records")
+    if spec.uplinks:
+        raise InvalidRequest("uplinks: this node has no workers")
     for what, value in (("user", spec.user), ("workdir", spec.workdir)):
         if value is None:
             continue
