@@ -11,7 +11,7 @@ ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 NODE_PATTERN: Final = re.compile(r"[a-z2-7]{5}")
 SANDBOX_PATTERN: Final = re.compile(r"s[a-z2-7]{20}")
 OP_PATTERN: Final = re.compile(r"[0-9a-f]{32}")
-JOB_PATTERN: Final = re.compile(r"[a-z0-9_.-]{1,64}")
+JOB_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 ROLLOUT_CHARS_MAX: Final = 256
 
 SandboxId = str
@@ -51,7 +51,9 @@ def check_op_id(value: str) -> OpId:
 def check_job_id(value: str) -> str:
     """Returns the id of a job if it is one; raises InvalidRequest."""
     if JOB_PATTERN.fullmatch(value) is None:
-        raise InvalidRequest(f"job: {value[:80]!r} is not 1 to 64 of a-z, 0-9, '-', '_' and '.'")
+        raise InvalidRequest(
+            f"job: {value[:80]!r} is not 1 to 64 of a-z, 0-9, '-', '_' and '.', a letter or digit first"
+        )
     return value
 
 
