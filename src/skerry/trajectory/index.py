@@ -1,0 +1,131 @@
+"""The index of a segment: what it holds of whom, so that a reader opens only what it needs.
+
+    trajectories/NODE/0000000007.seg   the segment's bytes without the zeros at its end
+    trajectories/NODE/0000000007.idx   msgpack of `SegmentIndex`
+
+It is the segment's anchor too: `sha256` is that of the shipped bytes, `head` the hash of the last
+record, which the header of the next segment names. Who changes a node's own copy has not changed
+this one (decision 40).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from skerry.trajectory.segment import FORGOTTEN, HEADER_BYTES, NO_HASH, Found, Scan, decode_header
+from skerry.trajectory.verify import REACH_BYTES
+
+INDEX_VERSION: Final = 1
+INDEX_BYTES_MAX: Final = 64 << 20
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Mention(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a segment holds of one subject, records that were carried over among it."""
+
+    first: int  # seq
+    last: int
+    from_ns: int
+    to_ns: int
+    records: int = 0
+    bytes: int = 0
+    began: bool = False  # its first record is here; then `rollout` and `job` are known
+    ended: bool = False  # the record after which it has no life
+    rollout: str | None = None
+    job: str | None = None
+
+
+class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One segment, from outside. `size` counts its bytes up to the end of the last record."""
+
+    version: int
+    node: str
+    number: int
+    first_seq: int
+    last_seq: int
+    records: int
+    size: int
+    sha256: str  # of those bytes
+    head: bytes  # hash of the last record
+    previous: bytes  # hash of the last record of the segment before
+    from_ns: int
+    to_ns: int
+    subjects: dict[str, Mention]
+
+
+_decoder = msgspec.msgpack.Decoder(SegmentIndex)
+
+
+def index_of(node: str, number: int, data: bytes) -> SegmentIndex:
+    """Returns the index of a segment's bytes, whatever follows the last record in them."""
+    header = decode_header(data)
+    scan = Scan(number, data, REACH_BYTES)
+    subjects: dict[str, Mention] = {}
+    records = last_seq = from_ns = to_ns = 0
+    head = NO_HASH
+    for found in scan:
+        record, head = found.record, found.hash
+        mention = subjects.get(record.subject)
+        if mention is None:
+            seq, time_ns = record.seq, record.time_ns
+            mention = Mention(first=seq, last=seq, from_ns=time_ns, to_ns=time_ns)
+            subjects[record.subject] = mention
+        _note(mention, found)
+        records += 1
+        last_seq = max(last_seq, record.seq)
+        from_ns = min(from_ns or record.time_ns, record.time_ns)
+        to_ns = max(to_ns, record.time_ns)
+    end = max(scan.end, HEADER_BYTES)
+    return SegmentIndex(
+        version=INDEX_VERSION,
+        node=node,
+        number=number,
+        first_seq=header.first_seq if header is not None else 0,
+        last_seq=last_seq,
+        records=records,
+        size=end,
+        sha256=hashlib.sha256(memoryview(data)[:end]).hexdigest(),
+        head=head,
+        previous=header.previous_hash if header is not None else NO_HASH,
+        from_ns=from_ns,
+        to_ns=to_ns,
+        subjects=subjects,
+    )
+
+
+def encode_index(index: SegmentIndex) -> bytes:
+    """Returns the bytes of an `.idx` object."""
+    return _encode(index)
+
+
+def decode_index(data: bytes) -> SegmentIndex | None:
+    """Returns the index; None if these bytes are none of this version."""
+    try:
+        index = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return index if index.version == INDEX_VERSION else None
+
+
+def _note(mention: Mention, found: Found) -> None:
+    """Adds a record to what is said of its subject."""
+    record = found.record
+    mention.first = min(mention.first, record.seq)
+    mention.last = max(mention.last, record.seq)
+    mention.from_ns = min(mention.from_ns, record.time_ns)
+    mention.to_ns = max(mention.to_ns, record.time_ns)
+    mention.records += 1
+    mention.bytes += found.end - found.offset
+    if record.kind == FORGOTTEN:
+        mention.ended = True
+    elif record.kind == "began" and isinstance(record.data, dict):
+        spec = record.data.get("spec")
+        fields = spec if isinstance(spec, dict) else {}
+        rollout, job = fields.get("rollout"), fields.get("job")
+        mention.began = True
+        mention.rollout = rollout if isinstance(rollout, str) else None
+        mention.job = job if isinstance(job, str) else None
