@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from skerry.spec.integrity import TaskRule
 from skerry.spec.task import TaskSpec, is_within
 
 CONFIG_NAMES = frozenset(
@@ -32,12 +33,20 @@ _PROGRAM = re.compile(
     r"(python|pypy)[0-9.]*(-config)?|py\.?test|coverage|tox|nox|pip[0-9.]*|(ba|da|z|k|rba|a)?sh"
     r"|busybox|env|su|sudo|setpriv|xargs|rm|cp|mv|cat|ls|tar|git|patch|chmod|chown|mkdir|timeout|nohup"
 )
+# Tools that a policy may have to install, and that a grader may call by name.
+_TOOL = re.compile(
+    r"[gm]?awk|g?sed|[ef]?grep|find|sort|head|tail|tee|diff|cmp|test|true|false|make|gmake|cmake|ninja"
+    r"|(gcc|g\+\+|cc|c\+\+|clang|ld|as|ar)(-[0-9]+)?|node|npm|npx|yarn|pnpm|java|javac|mvn|gradle|go"
+    r"|cargo|rustc|ruby|perl|php|lua|uv|poetry|curl|wget|dpkg|apt|apt-get|which|id|date|sleep|kill|ps"
+)
+_HOME_PROGRAMS = re.compile(
+    r"(/root|/home/[^/]+)/(\.local/bin|bin|\.cargo/bin|\.pyenv/shims|go/bin)"
+)
 LIBRARY_DIRS = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/lib", "/lib32", "/lib64")
 _PYTHON_LIBRARY = re.compile(r"(.*/)?lib/(python[0-9.]*)/?(site-packages|dist-packages)?(/.*)?")
 _LIBC = re.compile(
     r"(ld-linux|ld-musl|ld|libc|libm|libdl|libpthread|libpython)[0-9a-z._-]*\.so[0-9.]*"
 )
-LOADER_FILES = ("/etc/ld.so.preload", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
 # What graders are known to read: a policy has no reason to write one of these names.
 _REWARD_FILE = re.compile(
     r"(reward|verdict|score|grade)s?\.(txt|json|jsonl|xml|yaml)|(reward|verdict)"
@@ -45,7 +54,7 @@ _REWARD_FILE = re.compile(
 _REPORT_FILE = re.compile(
     r"junit[\w.-]*\.xml|(test|pytest)?[-_]?(report|result)s?\.(xml|json|jsonl)"
 )
-_REPORT_DIRS = ("/logs", "/verifier", "/results", "/reward")
+REPORT_DIRS = ("/logs", "/verifier", "/results", "/reward")
 RESIDUE = frozenset({"__pycache__", ".pytest_cache"})
 # Beneath the workdir these never reach the graded sandbox, whatever they hold.
 WORKBENCH = frozenset(
@@ -67,6 +76,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     reports: tuple[str, ...] = ()
     modules: frozenset[str] = frozenset()  # top-level names that a workdir must not shadow
     pristine: Mapping[str, str] = {}
+    allowed: tuple[str, ...] = ()  # patterns, of the task
+    extra: tuple[TaskRule, ...] = ()  # likewise
 
     def inside(self, path: str) -> str | None:
         """Returns the path relative to the workdir, or None if it lies elsewhere."""
@@ -106,13 +117,15 @@ def rules_of(
     modules = (frozenset(installed_modules) | sys.stdlib_module_names) - own
     return Rules(
         workdir=task.workdir,
-        protected=absolute(task.protected_paths),
+        protected=absolute((*task.protected_paths, *task.integrity.protected)),
         sources=absolute(task.source_files),
         tests=absolute(task.test_paths),
         import_roots=tuple(dict.fromkeys((*absolute(task.tests.import_roots), task.workdir))),
         reports=absolute(task.report_paths),
         modules=modules,
         pristine=dict(pristine or {}),
+        allowed=task.integrity.allowed,
+        extra=task.integrity.rules,
     )
 
 
@@ -129,12 +142,23 @@ def is_startup_module(path: str) -> bool:
 
 def is_program_path(path: str) -> bool:
     """Returns whether the path lies directly in a directory where programs are looked up."""
-    return posixpath.dirname(path) in PROGRAM_DIRS
+    where = posixpath.dirname(path)
+    return where in PROGRAM_DIRS or _HOME_PROGRAMS.fullmatch(where) is not None
 
 
 def is_trusted_program(path: str) -> bool:
     """Returns whether the name is that of an interpreter, a shell, a test runner or a basic tool."""
     return _PROGRAM.fullmatch(posixpath.basename(path)) is not None
+
+
+def is_known_tool(path: str) -> bool:
+    """Returns whether the name is that of a tool that builds and graders often call."""
+    return _TOOL.fullmatch(posixpath.basename(path)) is not None
+
+
+def installed_module(path: str) -> str:
+    """Returns the top-level module of a Python library that the path belongs to; "" if none."""
+    return (python_library(path) or "").split("/")[0].partition(".")[0]
 
 
 def is_library_path(path: str) -> bool:
@@ -165,6 +189,6 @@ def is_report(path: str, rules: Rules) -> bool:
     where = posixpath.dirname(path)
     near = where in {rules.workdir, "/", "/tmp"}  # noqa: S108 - a path inside the sandbox
     if name.startswith("junit") and _REPORT_FILE.fullmatch(name):
-        return near or any(is_within(path, root) for root in _REPORT_DIRS)
-    in_place = where == rules.workdir or any(is_within(path, root) for root in _REPORT_DIRS)
+        return near or any(is_within(path, root) for root in REPORT_DIRS)
+    in_place = where == rules.workdir or any(is_within(path, root) for root in REPORT_DIRS)
     return in_place and _REPORT_FILE.fullmatch(name) is not None

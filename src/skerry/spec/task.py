@@ -13,6 +13,7 @@ import tomllib
 import msgspec
 
 from skerry.errors import InvalidRequest
+from skerry.spec.integrity import TaskIntegrity
 from skerry.spec.layers import LayerKind, parse_layer_name
 from skerry.spec.limits import check_duration, parse_bytes
 from skerry.spec.sandbox import check_env
@@ -124,6 +125,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workdir: str = "/testbed"
     layers: tuple[str, ...] = ()  # further layers, below those built for the task
     limits: TaskLimits = TaskLimits()
+    integrity: TaskIntegrity = TaskIntegrity()
 
     def check(self) -> TaskSpec:
         """Returns itself if every value is in bounds; raises InvalidRequest naming the field."""
@@ -149,9 +151,21 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for path in self.source_files:
             if any(is_within(path, root) for root in self.protected_paths):
                 raise InvalidRequest(f"source_files: {path!r} is protected, so nobody could fix it")
+        self._check_integrity()
         self._check_tests()
         self._check_limits()
         return self
+
+    def _check_integrity(self) -> None:
+        self.integrity.check()
+        for path in self.source_files:
+            if any(is_within(path, root) for root in self.integrity.protected):
+                raise InvalidRequest(
+                    f"integrity.protected: the source file {path!r} lies below one"
+                )
+        for path in self.integrity.allowed:
+            if any(is_within(path, root) for root in self.protected_paths):
+                raise InvalidRequest(f"integrity.allowed: {path!r} is protected")
 
     def _check_package(self) -> None:
         if _PACKAGE.fullmatch(self.package.name) is None:

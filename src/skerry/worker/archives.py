@@ -89,7 +89,7 @@ def pristine_digests(task: TaskSpec, bug: Mapping[str, bytes]) -> dict[str, str]
     return {
         f"{task.workdir}/{path}": f"sha256:{hashlib.sha256(content).hexdigest()}"
         for path, content in bug.items()
-        if any(is_within(path, root) for root in task.protected_paths)
+        if any(is_within(path, root) for root in (*task.protected_paths, *task.integrity.protected))
         or path.rpartition("/")[2] == "conftest.py"
     }
 

@@ -8,6 +8,7 @@ judges its report. Neither raises for what a policy did; both raise platform err
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import secrets
@@ -67,7 +68,8 @@ async def collect(sandbox: Sandbox, environment: Environment, guards: Guards) ->
     """Returns what a policy left in its sandbox. A sandbox that it broke gives a failed verdict."""
     workdir = environment.task.workdir
     try:
-        found = guards.auditor(await sandbox.diff(), environment.rules)
+        # Off the loop: a diff may have tens of thousands of paths.
+        found = await asyncio.to_thread(guards.auditor, await sandbox.diff(), environment.rules)
         early = tampered(found)
         if early is not None:
             return Submission(found, b"", early)
