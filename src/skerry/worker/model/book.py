@@ -7,7 +7,7 @@ same requests, sent again, lead to the same ordinals: `skerry.worker.model.ordin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
@@ -50,7 +50,13 @@ class Handed(msgspec.Struct, frozen=True, kw_only=True, tag="handed"):
     held: bool = False
 
 
-Note: TypeAlias = Asked | Again | Handed
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The answer is an error after which a client may try again: then it is asked anew."""
+
+    ordinal: int
+
+
+Note: TypeAlias = Asked | Again | Handed | Failed
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +85,8 @@ class Book(Protocol):
         """Returns the names of the models that the rollout may ask; not empty."""
         ...
 
-    def notes(self, rollout: str) -> Sequence[Note]:
-        """Returns all notes of the rollout in order; asked once in the life of the process."""
+    def notes(self, rollout: str) -> Iterable[Note]:
+        """Returns all notes of the rollout in order; asked once, unless the handler forgets it."""
         ...
 
     async def note(self, rollout: str, notes: Sequence[Note]) -> None:
