@@ -17,9 +17,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from skerry.errors import StorageFailed
+from skerry.images.sparse import CHUNK_BYTES, ZEROS, EndsEarly, read_around_holes
 
-CHUNK_BYTES = 1 << 20
-_ZEROS = bytes(CHUNK_BYTES)
 _PREFIX = "skerry-images-"
 _YOUNG_S = 60.0  # a directory this young may not be locked yet
 
@@ -83,15 +82,17 @@ class Spool:
         return Content(start, self._end - start, digest.digest())
 
     def read(self, content: Content) -> Iterator[bytes]:
-        """Gives the bytes of one file back."""
-        offset, left = content.offset, content.size
-        while left:
-            with storage_errors("reading from the scratch directory"):
-                chunk = os.pread(self._file.fileno(), min(CHUNK_BYTES, left), offset)
+        """Gives the bytes of one file back, its holes as `skerry.images.sparse` says."""
+        found = read_around_holes(self._file.fileno(), content.offset, content.size)
+        while True:
+            try:
+                with storage_errors("reading from the scratch directory"):
+                    chunk = next(found, b"")
+            except EndsEarly:
+                text = "the spool file in the scratch directory was cut off"
+                raise StorageFailed(text) from None
             if not chunk:
-                raise StorageFailed("the spool file in the scratch directory was cut off")
-            offset += len(chunk)
-            left -= len(chunk)
+                return
             yield chunk
 
     def close(self) -> None:
@@ -103,7 +104,7 @@ def _is_zero(chunk: bytes) -> bool:
     """Says whether a piece of some size is all zeros; most others are seen by their first byte."""
     if len(chunk) < 4096 or chunk[0]:
         return False
-    return chunk == (_ZEROS if len(chunk) == CHUNK_BYTES else bytes(len(chunk)))
+    return chunk == (ZEROS if len(chunk) == CHUNK_BYTES else bytes(len(chunk)))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol
 
 from skerry.errors import ImageBroken
 from skerry.images.archives.tarimport import ImportLimits
-from skerry.images.scratch import CHUNK_BYTES, Content, Spool, storage_errors
+from skerry.images.scratch import Content, Spool, storage_errors
+from skerry.images.sparse import CHUNK_BYTES, ZEROS
 from skerry.images.tree.entry import NAME_BYTES_MAX, PATH_BYTES_MAX, Node, Tree, show
 from skerry.spec.files import FileType
 
@@ -352,6 +353,6 @@ class _Finder(_Reader):
 
 def _zeros(length: int) -> Iterator[bytes]:
     while length:
-        piece = min(length, CHUNK_BYTES)
-        yield bytes(piece)
-        length -= piece
+        piece = ZEROS[:length]  # of the full length that is the object itself
+        yield piece
+        length -= len(piece)

@@ -27,6 +27,7 @@ from typing import IO, Final, NamedTuple, Self
 from skerry.errors import ImageBroken
 from skerry.images.format.chunks import ChunkList, ChunkListBuilder, Codec
 from skerry.images.scratch import storage_errors
+from skerry.images.sparse import CHUNK_BYTES, ZEROS
 from skerry.images.tree.entry import show
 
 UNIT_BITS: Final = 16
@@ -37,6 +38,7 @@ HOLE: Final = 0xFFFFFFFF
 _BUFFER_BYTES: Final = 1 << 20
 _BUFFERS_MAX: Final = 8
 _ZEROS: Final = bytes(UNIT_BYTES)
+_HOLES: Final = array("I", [HOLE]) * (CHUNK_BYTES // UNIT_BYTES)
 
 
 class Extents(NamedTuple):
@@ -81,6 +83,9 @@ class DataWriter:
             left -= len(run)
             if left < 0:
                 break
+            if run.obj is ZEROS:
+                blocks.extend(_HOLES[: -(-len(run) >> UNIT_BITS)])
+                continue
             blocks.extend(
                 self._place(run[at : at + UNIT_BYTES]) for at in range(0, len(run), UNIT_BYTES)
             )

@@ -23,7 +23,8 @@ from typing import TypeVar
 from skerry.errors import ImageBroken, NotFound, StorageFailed
 from skerry.images.objects.api import Stat, check_key, check_prefix, is_part
 from skerry.images.objects.mounts import file_system, is_local, is_named
-from skerry.images.scratch import CHUNK_BYTES, storage_errors
+from skerry.images.scratch import storage_errors
+from skerry.images.sparse import CHUNK_BYTES
 
 _T = TypeVar("_T")
 _READS_MAX = 10

@@ -17,7 +17,8 @@ from typing import Protocol
 from skerry.errors import ImageBroken
 from skerry.images.archives.tarimport import ImportLimits, clean_path
 from skerry.images.archives.tarread import Readable, TarReader
-from skerry.images.scratch import CHUNK_BYTES, Content, Spool, storage_errors
+from skerry.images.scratch import Content, Spool, storage_errors
+from skerry.images.sparse import CHUNK_BYTES
 from skerry.images.tree.entry import show
 
 _MEMBERS_MAX = 100_000

@@ -16,7 +16,8 @@ from skerry.images.archives.tarread import Readable, TarReader, decompressed
 from skerry.images.oci.bundle import Bundle
 from skerry.images.oci.choose import Image, LayerBlob
 from skerry.images.oci.model import BlobDamaged
-from skerry.images.scratch import CHUNK_BYTES, Spool
+from skerry.images.scratch import Spool
+from skerry.images.sparse import CHUNK_BYTES
 from skerry.images.tree.entry import Tree
 from skerry.images.tree.merge import Collapse
 from skerry.images.tree.notes import Notes

@@ -24,7 +24,8 @@ from skerry.errors import LayerDamaged, NotFound, SkerryError
 from skerry.images.format.chunks import ChunkList, decode_list
 from skerry.images.format.pair import data_digest_of
 from skerry.images.format.profile import PROFILE
-from skerry.images.scratch import CHUNK_BYTES, storage_errors
+from skerry.images.scratch import storage_errors
+from skerry.images.sparse import CHUNK_BYTES
 from skerry.images.store.blobread import LIST_BYTES_MAX, until_right
 from skerry.spec.layers import LayerManifest
 

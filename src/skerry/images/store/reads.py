@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from skerry.images.objects.api import Objects
-from skerry.images.scratch import CHUNK_BYTES
+from skerry.images.sparse import CHUNK_BYTES
 
 AT_ONCE: Final = 8
 _PIECES_AT_ONCE: Final = 4

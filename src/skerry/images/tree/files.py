@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 
 from skerry.errors import ImageBroken
-from skerry.images.scratch import CHUNK_BYTES
+from skerry.images.sparse import EndsEarly, read_around_holes
 from skerry.images.tree.entry import LAYER_IDS, show
 from skerry.images.tree.xattrs import read_xattrs
 from skerry.spec.files import FileType
@@ -78,18 +78,15 @@ def read_content(
 ) -> Iterator[bytes]:
     """Gives the bytes of a regular file: as many as `expected` says, or ImageBroken.
 
-    A file that grows meanwhile is read no further; `parent` must stay open. With `once` it is
+    Holes are not read, and given as `skerry.images.sparse` says. A file that grows meanwhile is
+    read no further; `parent` must stay open. With `once` it is
     nobody else's to read: its pages do not stay in memory in place of others.
     """
     fd = open_regular(parent, name, expected, path)
     try:
-        offset = 0
-        while offset < expected.st_size:
-            chunk = os.pread(fd, min(CHUNK_BYTES, expected.st_size - offset), offset)
-            if not chunk:
-                raise ImageBroken(f"{show(path)} changed while it was read")
-            offset += len(chunk)
-            yield chunk
+        yield from read_around_holes(fd, 0, expected.st_size)
+    except EndsEarly:
+        raise ImageBroken(f"{show(path)} changed while it was read") from None
     finally:
         if once:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
