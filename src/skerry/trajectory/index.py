@@ -69,12 +69,7 @@ def index_of(node: str, number: int, data: bytes) -> SegmentIndex:
     head = NO_HASH
     for found in scan:
         record, head = found.record, found.hash
-        mention = subjects.get(record.subject)
-        if mention is None:
-            seq, time_ns = record.seq, record.time_ns
-            mention = Mention(first=seq, last=seq, from_ns=time_ns, to_ns=time_ns)
-            subjects[record.subject] = mention
-        _note(mention, found)
+        note(subjects, record.subject, found)
         records += 1
         last_seq = max(last_seq, record.seq)
         from_ns = min(from_ns or record.time_ns, record.time_ns)
@@ -111,9 +106,14 @@ def decode_index(data: bytes) -> SegmentIndex | None:
     return index if index.version == INDEX_VERSION else None
 
 
-def _note(mention: Mention, found: Found) -> None:
-    """Adds a record to what is said of its subject."""
+def note(subjects: dict[str, Mention], name: str, found: Found) -> None:
+    """Adds a record to what is said of a subject."""
     record = found.record
+    mention = subjects.get(name)
+    if mention is None:
+        seq, time_ns = record.seq, record.time_ns
+        mention = Mention(first=seq, last=seq, from_ns=time_ns, to_ns=time_ns)
+        subjects[name] = mention
     mention.first = min(mention.first, record.seq)
     mention.last = max(mention.last, record.seq)
     mention.from_ns = min(mention.from_ns, record.time_ns)

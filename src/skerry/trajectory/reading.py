@@ -1,0 +1,181 @@
+"""Trajectories of one node's log: which there are, and the events of each, by the page.
+
+Reading is streaming: what is kept of a sandbox are the places of its records, of segments a few
+pieces, of what is asked for one page. A living log may be read while it is written to: each call
+takes in what was appended since the one before.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from skerry.errors import NotFound, StorageFailed
+from skerry.spec.trajectory import EVENTS_PAGE_MAX, Event, EventPage, TrajectoryInfo
+from skerry.trajectory.folding import fold
+from skerry.trajectory.outline import Outline
+from skerry.trajectory.segment import HEADER_BYTES, RECORD_HEAD_BYTES, Found, parse_record
+from skerry.trajectory.sightings import Sightings
+from skerry.trajectory.sources import Blocks, Source, walk
+from skerry.trajectory.table import OFFSET_BITS, OFFSET_MASK, place_of
+from skerry.trajectory.walk import Walk
+
+PAGE_BYTES_MAX: Final = 8 << 20
+OUTLINES_KEPT: Final = 64
+EVENTS_KEPT: Final = 500_000  # of all outlines that are kept, but for the last one used
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Traced:
+    """An outline, and up to where the log was read for it."""
+
+    def __init__(self, sandbox: str) -> None:
+        self.outline = Outline(sandbox)
+        self.number = 0  # of the last segment that was read
+        self.end = HEADER_BYTES  # offset behind its last record
+
+
+class Log:
+    """One node's log. For one thread at a time.
+
+    `breathe` is called every few records, so that a reader in a thread lets others have a turn.
+    """
+
+    def __init__(self, source: Source, breathe: Callable[[], None] = lambda: None) -> None:
+        self.source = source
+        self._blocks = Blocks(source)
+        self._breathe = breathe
+        self._sightings = Sightings(source, breathe)
+        self._kept: OrderedDict[str, Traced] = OrderedDict()
+
+    @property
+    def node(self) -> str:
+        """Whose log it is."""
+        return self.source.node
+
+    def sightings(self) -> Sightings:
+        """Returns which segments hold something of which sandbox, as of now."""
+        self._sightings.refresh()
+        return self._sightings
+
+    def outline(self, sandbox: str) -> Outline:
+        """Returns a sandbox's outline, as of now; raises NotFound if nothing of it is on record."""
+        seen = self.sightings()
+        traced = self._kept.pop(sandbox, None) or Traced(sandbox)
+        for number in seen.segments_of(sandbox):
+            if number >= traced.number and not self._read_on(traced, number):
+                traced = self._sorted(sandbox, seen.segments_of(sandbox))
+                break
+        if not traced.outline.seqs:
+            raise NotFound(f"no trajectory of {sandbox[:64]!r} on record")
+        self._keep(traced)
+        return traced.outline
+
+    def info(self, sandbox: str) -> TrajectoryInfo:
+        """Returns what is known of a trajectory; NotFound."""
+        outline = self.outline(sandbox)
+        return TrajectoryInfo(
+            sandbox=sandbox,
+            rollout=outline.rollout,
+            job=outline.job,
+            node=self.node,
+            created=outline.created_ns / 1e9,
+            ended=outline.ended_ns / 1e9 if outline.ended_ns else None,
+            events=len(outline),
+            state=outline.state,
+            complete=outline.complete,
+            bytes=outline.bytes,
+        )
+
+    def page(self, sandbox: str, start: int = 0, limit: int = EVENTS_PAGE_MAX) -> EventPage:
+        """Returns events from an ordinal on; NotFound."""
+        try:
+            return self._page(sandbox, start, limit)
+        except (NotFound, StorageFailed):
+            if self._kept.pop(sandbox, None) is None:
+                raise
+        return self._page(sandbox, start, limit)  # a segment went, and its records were carried on
+
+    def _page(self, sandbox: str, start: int, limit: int) -> EventPage:
+        outline = self.outline(sandbox)
+        events: list[Event] = []
+        room = PAGE_BYTES_MAX
+        for index in range(start, min(start + limit, len(outline))):
+            event = fold(outline, index, self.at)
+            size = len(_encode(event))
+            if events and size > room:
+                break
+            room -= size
+            events.append(event)
+            self._breathe()
+        after = start + len(events)
+        return EventPage(tuple(events), after if after < len(outline) else None)
+
+    def events(self, sandbox: str) -> Iterator[Event]:
+        """Yields all events of a sandbox, in order; NotFound."""
+        following: int | None = 0
+        while following is not None:
+            page = self.page(sandbox, following)
+            yield from page.events
+            following = page.next
+
+    def at(self, place: int) -> Found:
+        """Returns the record at a place; StorageFailed if there is none (any more)."""
+        number, offset = place >> OFFSET_BITS, place & OFFSET_MASK
+        found = self._parse(number, offset)
+        if found is None:  # appended after its piece was read
+            self._blocks.forget(number)
+            found = self._parse(number, offset)
+        if found is None:
+            raise StorageFailed(f"the record at {offset} of segment {number} was lost meanwhile")
+        return found._replace(offset=offset, end=offset + found.end)
+
+    def _parse(self, number: int, offset: int) -> Found | None:
+        head = self._blocks.read(number, offset, RECORD_HEAD_BYTES)
+        length = int.from_bytes(head[:4], "little")
+        return parse_record(self._blocks.read(number, offset, RECORD_HEAD_BYTES + length), 0)
+
+    def _read_on(self, traced: Traced, number: int) -> bool:
+        """Takes in the rest of a segment; False if a record belongs before those that were taken."""
+        start = traced.end if number == traced.number else HEADER_BYTES
+        records = walk(self.source, number, start)
+        for found in self._of(records, traced.outline.sandbox):
+            if not traced.outline.take(number, found):
+                return False
+        traced.number, traced.end = number, records.end
+        return True
+
+    def _sorted(self, sandbox: str, numbers: list[int]) -> Traced:
+        """Returns the outline of records that do not lie in order: old ones were carried over."""
+        places: dict[int, int] = {}
+        traced = Traced(sandbox)
+        for number in numbers:
+            records = walk(self.source, number)
+            for found in self._of(records, sandbox):
+                places[found.record.seq] = place_of(number, found.offset)
+            traced.number, traced.end = number, records.end
+        for place in array("Q", [places[seq] for seq in sorted(places)]):
+            traced.outline.take(place >> OFFSET_BITS, self.at(place))
+            self._breathe()
+        return traced
+
+    def _of(self, records: Walk, sandbox: str) -> Iterator[Found]:
+        chapter = sandbox + "."
+        for count, found in enumerate(records):
+            if count % 64 == 0:
+                self._breathe()
+            subject = found.record.subject
+            if subject == sandbox or subject.startswith(chapter):
+                yield found
+
+    def _keep(self, traced: Traced) -> None:
+        self._kept[traced.outline.sandbox] = traced
+        total = sum(len(one.outline) for one in self._kept.values())
+        while len(self._kept) > 1 and (len(self._kept) > OUTLINES_KEPT or total > EVENTS_KEPT):
+            _, gone = self._kept.popitem(last=False)
+            total -= len(gone.outline)
