@@ -89,21 +89,40 @@ def import_(app: App, /, *, name: str, source: str, prefix: str, **options: Any)
 
 
 @image.command("ls")
+@click.option("--all", "-a", "every", is_flag=True, help="Also those of the build cache.")
+@click.option("--cache", is_flag=True, help="Only those of the build cache.")
 @click.pass_obj
-def ls(app: App, /) -> None:
-    """List all layers."""
+def ls(app: App, /, *, every: bool, cache: bool) -> None:
+    """List layers.
+
+    Steps of recipes, which builds keep as workspace/build-cache/..., are left out, but with --all;
+    --json says of each layer whether it is one (build_cache). They go by themselves after two weeks.
+    """
+    from skerry.cli.plain import plain
+    from skerry.spec.recipe import is_build_cache
+
+    if every and cache:
+        raise InvalidRequest("--all lists the build cache too: give one of --all and --cache")
 
     async def work() -> list[LayerManifest]:
         async with app.client() as client:
             return await client.images.list()
 
-    found = app.wait_for(work)
+    known = app.wait_for(work)
+    found = [one for one in known if every or is_build_cache(one.name) == cache]
     if app.as_json:
         for item in found:
-            app.emit(item)
+            app.emit(plain(item) | {"build_cache": is_build_cache(item.name)})
         return
-    if not found:
+    hidden = [one for one in known if is_build_cache(one.name)] if not every and not cache else []
+    if hidden:
+        total = sum(one.total_bytes for one in hidden)
+        app.note(f"and {plural(len(hidden), 'layer')} of the build cache ({size(total)}): --all")
+    if not found and cache:
+        app.note("nothing in the build cache")
+    elif not known:
         app.note("no layers yet; `skerry image build base/debian:12` makes the first")
+    if not found:
         return
     app.table(
         ["NAME", ">SIZE", ">FILES", ">AGE", "MADE BY", "DIGEST"],

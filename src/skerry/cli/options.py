@@ -67,10 +67,12 @@ def complete_sandbox(ctx: click.Context, _param: click.Parameter, incomplete: st
 
 
 def complete_layer(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Completes names of layers."""
+    """Completes names of layers, but for steps of recipes."""
+    from skerry.spec.recipe import is_build_cache
 
     async def names(client: Client) -> list[str]:
-        return [item.name for item in await client.images.list()]
+        known = [item.name for item in await client.images.list()]
+        return [name for name in known if not is_build_cache(name)]
 
     return _completed(ctx, names, incomplete)
 

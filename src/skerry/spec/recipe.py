@@ -44,6 +44,7 @@ FREE_ARGS = frozenset(
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Layers of single steps are workspaces below this name.
 BUILD_CACHE_NAME = "build-cache"
+_CACHED = f"{LayerKind.WORKSPACE}/{BUILD_CACHE_NAME}/"
 _MODE = re.compile("[0-7]{1,4}")
 _SILENT = {"EXPOSE", "VOLUME", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER"}
 _REFUSED = {
@@ -95,6 +96,11 @@ class Plan(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...]
     config: ImageConfig
     notes: tuple[str, ...] = ()
+
+
+def is_build_cache(name: str) -> bool:
+    """Says whether a layer of this name is a single step of a recipe, and not one that was asked for."""
+    return name.startswith(_CACHED)
 
 
 def parse_recipe(text: str, args: Mapping[str, str] | None = None) -> Recipe:

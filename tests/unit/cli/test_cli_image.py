@@ -238,3 +238,29 @@ def test_verify_reads_a_layer_of_several_names_once() -> None:
     client.layers = {name: manifest(name) for name in ("base/a:1", "base/b:1")}
     assert invoke(client, "image", "verify", "--all").exit_code == 0
     assert sum(call[0] == "verify" for call in client.calls) == 1
+
+
+def test_ls_leaves_the_build_cache_out_unless_it_is_asked_for() -> None:
+    client = FakeClient()
+    step = f"workspace/build-cache/{'a' * 64}:latest"
+    names = ["base/a:1", step, "workspace/build-cachet:1"]
+    client.layers = {name: manifest(name) for name in names}
+
+    def listed(*words: str) -> list[tuple[str, bool]]:
+        lines = invoke(client, "--json", "image", "ls", *words).stdout.splitlines()
+        return [(one["name"], one["build_cache"]) for one in map(json.loads, lines)]
+
+    theirs = [("base/a:1", False), ("workspace/build-cachet:1", False)]
+    assert listed() == theirs
+    assert listed("--cache") == [(step, True)]
+    assert listed("--all") == listed("-a") == [theirs[0], (step, True), theirs[1]]
+    said = invoke(client, "image", "ls")
+    assert "build-cache/" not in said.stdout
+    assert "1 layer of the build cache" in said.stderr
+    assert step in invoke(client, "image", "ls", "-a").stdout
+    assert invoke(client, "image", "ls", "--all", "--cache").exit_code == 125
+    client.layers = {step: manifest(step)}
+    only = invoke(client, "image", "ls")
+    assert (only.stdout, "no layers yet" in only.stderr) == ("", False)
+    client.layers = {}
+    assert "nothing in the build cache" in invoke(client, "image", "ls", "--cache").stderr
