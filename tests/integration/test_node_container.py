@@ -23,6 +23,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from skerry.aio import connect
 from skerry.testing import rootfs
 
 pytestmark = pytest.mark.root
@@ -277,6 +278,23 @@ async def test_embedded_daemon_ends_after_its_owner_was_lost(daemon: Daemon) -> 
                 assert answer.status == 200
         assert daemon.process is not None
         assert await asyncio.to_thread(daemon.process.wait, 30) == 0
+
+
+async def test_client_given_the_address_of_an_embedded_daemon_owns_what_it_makes(
+    daemon: Daemon,
+) -> None:
+    daemon.start(embedded=True, lease_s=30, exit_grace_s=0.2, first_owner_s=30)
+    url = f"unix://{daemon.socket}"
+    async with client_of(daemon):
+        pass  # it answers
+    async with connect(url) as client:
+        sandbox = await client.sandboxes.create()
+        assert (await sandbox.run("echo here")).text == "here\n"
+        async with connect(url) as other:  # that another one leaves takes nothing away
+            assert [one.id for one in await other.sandboxes.list()] == [sandbox.id]
+        assert (await sandbox.run("echo still")).text == "still\n"
+    assert daemon.process is not None
+    assert await asyncio.to_thread(daemon.process.wait, 30) == 0  # nothing was left to stay for
 
 
 async def test_hundred_commands_at_once_in_one_container(daemon: Daemon) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 
-from skerry.errors import InvalidRequest
+from skerry.errors import InvalidRequest, Unavailable
 from skerry.sdk.embedded import RUN_DIR, STATE_DIR, OwnerConnection, find_or_start
 from skerry.sdk.images import AsyncImages
 from skerry.sdk.sandboxes import AsyncSandboxes
@@ -17,7 +18,8 @@ class AsyncClient:
     """Sandboxes and images of one node. Use it as an async context manager.
 
     Without `url` (and without SKERRY_URL in the environment) an embedded node is used: found at
-    `run_dir`, or started. Then sandboxes that are not `detached` end with this client.
+    `run_dir`, or started. Then, and where `url` is that of an embedded node, sandboxes that are not
+    `detached` end with this client. Those of a node that stays (`skerry up`) live on.
     """
 
     def __init__(
@@ -44,9 +46,7 @@ class AsyncClient:
         else:
             transport = await find_or_start(self._state_dir, self._run_dir)
         try:
-            if self._url is not None:
-                await transport.call("GET", "/v1/health", Health)
-            else:
+            if self._url is None or (await _health(transport)).embedded:
                 self._owner = OwnerConnection(transport)
                 await self._owner.open()
         except BaseException:
@@ -97,9 +97,39 @@ class AsyncClient:
         return self._transport
 
 
+async def _health(transport: Transport) -> Health:
+    try:
+        return await transport.call("GET", "/v1/health", Health)
+    except Unavailable as error:
+        path = transport.socket_path
+        if path is None or "retry_after_s" in error.fields:
+            raise
+        raise Unavailable(f"{error.message}. {_nobody_at(path)}", **error.fields) from error
+
+
+def _nobody_at(path: str) -> str:
+    """Returns what may be wrong with the path of a socket behind which no node is."""
+    inside = os.path.join(path, "node.sock")
+    if os.path.exists(inside):
+        return f"That is a node's directory: write unix://{inside}"
+    try:
+        there = stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        there = True  # it is not there: the same as where nobody listens any more
+    if not there:
+        return "That is no socket: name the file node.sock in the node's run directory"
+    return (
+        "No node runs there: an embedded one ends with its last client. Start one that stays "
+        "(skerry up), or name none (no url, no SKERRY_URL): then one is found, or started"
+    )
+
+
 def _transport_of(url: str, token: str | None) -> Transport:
     if isinstance(url, str) and url.startswith("unix://"):
-        return Transport("http://node", socket_path=url.removeprefix("unix://"), token=token)
+        path = url.removeprefix("unix://")
+        if not path.startswith("/") or "\0" in path:
+            raise InvalidRequest(f"{url!r}: no absolute path: write unix:///PATH")
+        return Transport("http://node", socket_path=path, token=token)
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         raise InvalidRequest(
             f"{url!r} is no node's address: write http://HOST:PORT or unix:///PATH"

@@ -182,6 +182,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     live: int = 0  # sandboxes with an instance
     draining: bool = False  # it takes no new sandboxes
+    embedded: bool = False  # it ends with its last owner, and so does what is not detached
     backends: dict[str, str] = {}  # name -> "usable" or the reason why not
     blobs: BlobsHealth | None = None  # None: no layer is read on demand here
 

@@ -97,7 +97,11 @@ class Owners:
             return None
         if name is None:
             if self._required:
-                raise InvalidRequest("an undetached sandbox needs an owner connection here")
+                raise InvalidRequest(
+                    "this node is an embedded one: what is not detached ends with its client, who "
+                    "has to hold an owner connection (GET /v1/connection), as the SDK of this "
+                    "version does; or make it detached"
+                )
             return None
         if name not in self._owners:
             if self._timers.now() < self._expecting_until:

@@ -24,6 +24,7 @@ async def health(node: Node, exchange: Exchange) -> None:
             uptime_s=round(node.clock.wall() - node.started, 3),
             live=node.admission.sandboxes,
             draining=node.drain.on,
+            embedded=node.config.embedded,
             backends=await node.probes(),
             blobs=node.blobs.health() if node.blobs else None,
         )
