@@ -25,6 +25,7 @@ SOURCES = (
     "sandbox",
     "sandboxes",
     "images",
+    "trajectories",
     "client",
 )
 CLASSES = {
@@ -37,6 +38,7 @@ CLASSES = {
     "AsyncSandbox": "Sandbox",
     "AsyncSandboxes": "Sandboxes",
     "AsyncImages": "Images",
+    "AsyncTrajectories": "Trajectories",
 }
 # In which file a base is.
 BASES = {"SandboxDisk": "disk", "SandboxNetwork": "network", "FileContents": "contents"}
@@ -62,6 +64,7 @@ from skerry.sdk import sandbox as _sandbox
 from skerry.sdk import sandboxes as _sandboxes
 from skerry.sdk import session as _session
 from skerry.sdk import stream as _stream
+from skerry.sdk import trajectories as _trajectories
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
@@ -74,6 +77,13 @@ from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
+from skerry.spec.trajectory import (
+    EVENTS_PAGE_MAX,
+    Event,
+    EventPage,
+    TrajectoryCheck,
+    TrajectoryInfo,
+)
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.commits import CommitInfo
 from skerry.wire.control import DrainState, NodeUsage
@@ -102,6 +112,7 @@ class Client:
         self._portal.before_exit(lambda: inner.__aexit__(None, None, None))
         self.sandboxes = Sandboxes(self._portal, inner.sandboxes)
         self.images = Images(self._portal, inner.images)
+        self.trajectories = Trajectories(self._portal, inner.trajectories)
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -232,7 +243,7 @@ def sync_type(text: str) -> str:
     """Returns an annotation with the async names replaced."""
     text = text.replace("AsyncIterator", "Iterator").replace("AsyncGenerator", "Iterator")
     return re.sub(
-        r"\b(Async(?:Sandboxes|Sandbox|Files|Images|Connection|CommandHandle|CommitHandle|Session))\b",
+        r"\b(Async(?:Sandboxes|Sandbox|Files|Images|Trajectories|Connection|CommandHandle|CommitHandle|Session))\b",
         lambda m: CLASSES[m[1]],
         text,
     )

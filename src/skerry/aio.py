@@ -11,6 +11,7 @@ from skerry.sdk.sandbox import AsyncSandbox as Sandbox
 from skerry.sdk.sandboxes import AsyncSandboxes as Sandboxes
 from skerry.sdk.session import AsyncSession as Session
 from skerry.sdk.stream import LiveCommand
+from skerry.sdk.trajectories import AsyncTrajectories as Trajectories
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.sandbox import SandboxInfo, State, Usage
 
@@ -29,6 +30,7 @@ __all__ = [
     "Session",
     "State",
     "Terminal",
+    "Trajectories",
     "Usage",
     "connect",
 ]

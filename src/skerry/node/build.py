@@ -43,7 +43,10 @@ from skerry.node.parts import Parts
 from skerry.node.scrubber import Scrubber
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
+from skerry.node.trajectories import Trajectories, breathe
+from skerry.trajectory.archive import Archive
 from skerry.trajectory.journal import Journal
+from skerry.trajectory.sources import Directory
 
 log = logging.getLogger("skerry.node")
 
@@ -103,20 +106,25 @@ def build_node(
             ),
             loop_watch=loop_watch,
             sandboxes=sandboxes,
-            owners=Owners(
-                timers,
-                lease_s=config.lease_s,
-                owners_max=limits.owners_max,
-                required=config.embedded,
-            ),
+            owners=_owners(config, timers),
             images=images,
             imports=_imports(config, images, kept, oci),
             keeper=_keeper(config, clock, kept, sandboxes),
+            trajectories=_trajectories(config, identity.name, kept, clock),
             scrubber=Scrubber(_patrol(config, kept), sandboxes, clock),
             blobs=_blobs(config, identity.name, found, kept),
             backends=found,
             version=_version(),
         )
+    )
+
+
+def _owners(config: NodeConfig, timers: Timers) -> Owners:
+    return Owners(
+        timers,
+        lease_s=config.lease_s,
+        owners_max=config.limits.owners_max,
+        required=config.embedded,
     )
 
 
@@ -219,6 +227,20 @@ def _journal(config: NodeConfig, clock: Clock) -> Journal:
     for problem in journal.problems:
         log.warning("journal: %s", problem)
     return journal
+
+
+def _trajectories(
+    config: NodeConfig, name: str, kept: ImageLibrary | None, clock: Clock
+) -> Trajectories:
+    state = config.state_dir
+    archive = Archive(
+        Directory(os.path.join(state, "journal"), name),
+        kept.store.objects if kept is not None else None,
+        clock.monotonic,
+        own_blobs=os.path.join(state, "trajectory", "blobs"),
+        breathe=breathe,
+    )
+    return Trajectories(archive)
 
 
 def _version() -> str:

@@ -176,6 +176,7 @@ async def _end_parts(node: Node, started: list[str], hurry: asyncio.Event | None
     node.timers.close()
     await _within(node.tasks.close(), within, hurry)
     await node.networks.close()
+    node.trajectories.close()
     for sandbox in node.sandboxes:
         if sandbox.link is not None:
             await sandbox.link.end(Unavailable("the node is ending"))

@@ -43,6 +43,7 @@ class Node:
         self.imports = parts.imports
         self.keeper = parts.keeper
         self.scrubber = parts.scrubber
+        self.trajectories = parts.trajectories
         self.blobs = parts.blobs
         self.networks = parts.networks
         self.backends = parts.backends

@@ -24,6 +24,7 @@ from skerry.node.network import Networks
 from skerry.node.scrubber import Scrubber
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
+from skerry.node.trajectories import Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class Parts:
     imports: Imports
     keeper: Keeper
     scrubber: Scrubber
+    trajectories: Trajectories
     blobs: Blobs | None  # None: no layer is mounted verified here
     networks: Networks
     backends: Mapping[str, Backend]

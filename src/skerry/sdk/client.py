@@ -9,6 +9,7 @@ from skerry.errors import InvalidRequest, Unavailable
 from skerry.sdk.embedded import RUN_DIR, STATE_DIR, OwnerConnection, find_or_start
 from skerry.sdk.images import AsyncImages
 from skerry.sdk.sandboxes import AsyncSandboxes
+from skerry.sdk.trajectories import AsyncTrajectories
 from skerry.sdk.transport import Transport
 from skerry.wire.control import DrainBody, DrainState, NodeUsage
 from skerry.wire.http import Health
@@ -39,6 +40,7 @@ class AsyncClient:
         self._owner: OwnerConnection | None = None
         self.sandboxes: AsyncSandboxes
         self.images: AsyncImages
+        self.trajectories: AsyncTrajectories
 
     async def __aenter__(self) -> AsyncClient:
         if self._url is not None:
@@ -55,6 +57,7 @@ class AsyncClient:
         self._transport = transport
         self.sandboxes = AsyncSandboxes(transport)
         self.images = AsyncImages(transport, self.sandboxes)
+        self.trajectories = AsyncTrajectories(transport)
         return self
 
     async def __aexit__(self, *_: object) -> None:

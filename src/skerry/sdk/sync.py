@@ -20,6 +20,7 @@ from skerry.sdk import sandbox as _sandbox
 from skerry.sdk import sandboxes as _sandboxes
 from skerry.sdk import session as _session
 from skerry.sdk import stream as _stream
+from skerry.sdk import trajectories as _trajectories
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
@@ -32,6 +33,13 @@ from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
+from skerry.spec.trajectory import (
+    EVENTS_PAGE_MAX,
+    Event,
+    EventPage,
+    TrajectoryCheck,
+    TrajectoryInfo,
+)
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
 from skerry.wire.commits import CommitInfo
 from skerry.wire.control import DrainState, NodeUsage
@@ -1375,6 +1383,48 @@ class Images:
         )
 
 
+class Trajectories:
+    """Trajectories that a node knows: its own, and those of all nodes of its layer store."""
+
+    def __init__(self, portal: Portal, inner: _trajectories.AsyncTrajectories) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def list(
+        self, *, rollout: str | None = None, job: str | None = None, sandbox: str | None = None
+    ) -> list[TrajectoryInfo]:
+        """Returns the trajectories with this rollout key, job or sandbox, or all; oldest first."""
+        return self._portal.call(self._inner.list(rollout=rollout, job=job, sandbox=sandbox))
+
+    def iterate(
+        self, *, rollout: str | None = None, job: str | None = None, sandbox: str | None = None
+    ) -> Iterator[TrajectoryInfo]:
+        """Yields the same page by page, for those who have very many."""
+        return self._portal.iterate(self._inner.iterate(rollout=rollout, job=job, sandbox=sandbox))
+
+    def page(self, sandbox: str, start: int = 0, *, limit: int = EVENTS_PAGE_MAX) -> EventPage:
+        """Returns up to 1000 events of a sandbox from an ordinal on; NotFound if none is on record.
+
+        `next` is where to go on; a page may be shorter than asked where its events are large.
+        """
+        return self._portal.call(self._inner.page(sandbox, start, limit=limit))
+
+    def events(self, sandbox: str, start: int = 0) -> Iterator[Event]:
+        """Yields the events of a sandbox in order, from an ordinal on; NotFound."""
+        return self._portal.iterate(self._inner.events(sandbox, start))
+
+    def verify(self, sandbox: str) -> TrajectoryCheck:
+        """The node reads all records of a sandbox again, and says what is wrong; NotFound."""
+        return self._portal.call(self._inner.verify(sandbox))
+
+    def blob(self, digest: str) -> bytes:
+        """Returns a long content that an event names by its sha256, checked against it.
+
+        Raises NotFound, LayerDamaged if it is another one.
+        """
+        return self._portal.call(self._inner.blob(digest))
+
+
 class Client:
     """Sandboxes and images of one node; close it, or use it as a context manager.
 
@@ -1393,6 +1443,7 @@ class Client:
         self._portal.before_exit(lambda: inner.__aexit__(None, None, None))
         self.sandboxes = Sandboxes(self._portal, inner.sandboxes)
         self.images = Images(self._portal, inner.images)
+        self.trajectories = Trajectories(self._portal, inner.trajectories)
 
     def __repr__(self) -> str:
         return repr(self._inner)

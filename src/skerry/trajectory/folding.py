@@ -81,8 +81,9 @@ def _command(asked: dict[str, Any], last: dict[str, Any], kind: str) -> Draft:
     spec = _mapping(asked.get("spec"))
     request = _request(spec)
     spooled = asked.get("stdin_spooled")
-    if isinstance(spooled, int) and spooled:
+    if isinstance(spooled, int) and spooled:  # of before contents were kept
         request["stdin"] = {"bytes": spooled, "dropped": True}
+    request |= _request(asked.get("kept"))
     draft = Draft(
         action="session.run" if spec.get("session") is not None else "run",
         op=_hex(asked.get("op")),
@@ -103,9 +104,26 @@ def _answer(draft: Draft, answered: dict[str, Any]) -> None:
     for number in spooled if isinstance(spooled, list) else ():
         stream = "stdout" if number == 1 else "stderr"
         result[stream] = {"bytes": result.get(f"{stream}_total", 0), "dropped": True}
-    draft.result = result
+    draft.result = result | _request(answered.get("kept"))
     draft.ended = _number(result.get("ended"))
     draft.usage = {name: result[name] for name in _USAGE if name in result}
+
+
+def _did(doing: dict[str, Any], last: dict[str, Any], kind: str) -> Draft:
+    """Anything else: announced with "doing" if it changes something, told by "did"."""
+    told = last if kind == "did" else doing
+    draft = Draft(
+        action=str(doing.get("action", ""))[:80],
+        op=_hex(doing.get("op")),
+        request=_request(doing.get("request")) | _request(told.get("request")),
+        started=_number(doing.get("started")),
+    )
+    if kind == "did":
+        draft.result = _request(told.get("result"))
+        draft.error = _request(told["error"]) if told.get("error") is not None else None
+        draft.ended = _number(told.get("ended"))
+        draft.usage = _request(told.get("usage"))
+    return draft
 
 
 def _session(data: dict[str, Any], _last: dict[str, Any], _kind: str) -> Draft:
@@ -158,6 +176,8 @@ def _other(data: dict[str, Any], _last: dict[str, Any], kind: str) -> Draft:
 _DRAFTS: Final[dict[str, Callable[[dict[str, Any], dict[str, Any], str], Draft]]] = {
     "began": _create,
     "asked": _command,
+    "doing": _did,
+    "did": _did,
     "session": _session,
     "session-ended": _session_ended,
     "stood": _stood,

@@ -55,6 +55,8 @@ class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     from_ns: int
     to_ns: int
     subjects: dict[str, Mention]
+    blobs: tuple[str, ...] = ()  # digests of the contents that its records name
+    gap: str = ""  # why there is no such segment: it was given up before it could be shipped
 
 
 _decoder = msgspec.msgpack.Decoder(SegmentIndex)

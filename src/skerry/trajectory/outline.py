@@ -1,8 +1,8 @@
 """Which records of one sandbox make which of its events; what `folding` then writes out.
 
 An event begins with one record and often ends with another one, much later for a command that runs
-in the background. So the places of both are remembered, 17 bytes an event, and no content: a
-sandbox with 100,000 events costs a reader a few megabytes.
+in the background. So the places of both are remembered, 17 bytes an event and 16 a record, and no
+content: a sandbox with 100,000 events costs a reader a few megabytes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from bisect import bisect_left
 from typing import Any, Final
 
 from skerry.spec.trajectory import Outcome
+from skerry.trajectory.links import Links
 from skerry.trajectory.segment import FORGOTTEN, NO_HASH, Found
 from skerry.trajectory.table import place_of
 
@@ -38,6 +39,7 @@ class Outline:
         self.ends = array("Q")
         self.how = bytearray()
         self.seqs = array("Q")  # of all records
+        self.places = array("Q")  # of the same
         self.bytes = 0
         self.head = NO_HASH  # hash of the last record
         self.rollout: str | None = None
@@ -50,7 +52,7 @@ class Outline:
         self._created = -1  # the event "create" while it is open
         self._spec = 0  # the place of the record with its spec
         self._open: dict[bytes, int] = {}  # commands and other operations under way, or void
-        self._chapters: dict[str, bytes] = {}  # hash of the last record of each
+        self._links = Links()
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -75,15 +77,13 @@ class Outline:
         record = found.record
         if self.seqs and record.seq <= self.seqs[-1]:
             return self.knows(record.seq)
-        before = self._chapters.get(record.subject)
-        if before is None:
-            before = NO_HASH if record.subject == self.sandbox else record.prev_hash
-        self.unbroken = self.unbroken and record.prev_hash == before
-        self._chapters[record.subject] = self.head = found.hash
+        place = place_of(segment, found.offset)
+        self.unbroken = not self._links.follow(found) and self.unbroken
+        self.head = found.hash
         self.seqs.append(record.seq)
+        self.places.append(place)
         self.bytes += found.end - found.offset
         data = record.data if isinstance(record.data, dict) else {}
-        place = place_of(segment, found.offset)
         if record.kind == FORGOTTEN:
             if record.subject == self.sandbox:  # not only one of its chapters
                 self._over("deleted", record.time_ns)
@@ -94,9 +94,11 @@ class Outline:
     def _event(self, kind: str, data: dict[str, Any], place: int, time_ns: int) -> None:
         op = data.get("op")
         key = op if isinstance(op, bytes) else b""
-        if kind == "asked":
+        if kind in ("asked", "doing"):
             self._begin(key, place)
-        elif kind == "answered":
+        elif kind == "did" and key not in self._open:  # it was not announced
+            self._append(place, place, CLOSED)
+        elif kind in ("answered", "did"):
             self._end(key, place, CLOSED)
         elif kind == "void":
             self._end(key, place, VOID)

@@ -112,7 +112,8 @@ class Log:
                 break
             room -= size
             events.append(event)
-            self._breathe()
+            if index % 16 == 0:
+                self._breathe()
         after = start + len(events)
         return EventPage(tuple(events), after if after < len(outline) else None)
 
@@ -123,6 +124,11 @@ class Log:
             page = self.page(sandbox, following)
             yield from page.events
             following = page.next
+
+    def records(self, sandbox: str) -> Iterator[Found]:
+        """Yields the records of a sandbox in the order of their seq, each once; NotFound."""
+        for place in self.outline(sandbox).places:
+            yield self.at(place)
 
     def at(self, place: int) -> Found:
         """Returns the record at a place; StorageFailed if there is none (any more)."""

@@ -10,7 +10,7 @@ import msgspec
 
 from skerry.errors import NotFound
 from skerry.spec.ids import SANDBOX_PATTERN
-from skerry.trajectory.index import Mention, note
+from skerry.trajectory.index import Mention, SegmentIndex, note
 from skerry.trajectory.segment import HEADER_BYTES
 from skerry.trajectory.sources import Source, walk
 
@@ -48,15 +48,21 @@ class Sightings:
         gone = self._sealed - set(numbers)
         if gone:
             self._forget(gone)
-        fresh = [number for number in numbers[:-1] if number not in self._sealed]
-        with ThreadPoolExecutor(ANCHORS_AT_ONCE) as pool:
-            for first in range(0, len(fresh), ANCHORS_AT_ONCE):
-                some = fresh[first : first + ANCHORS_AT_ONCE]
-                for number, anchor in zip(some, pool.map(self._source.anchor, some), strict=True):
+        fresh = [number for number in numbers if number not in self._sealed]
+        for first in range(0, len(fresh), ANCHORS_AT_ONCE):
+            some = fresh[first : first + ANCHORS_AT_ONCE]
+            for number, anchor in zip(some, self._anchors(some), strict=True):
+                if anchor is not None or number != numbers[-1]:
                     self._take(number, anchor.subjects if anchor else self._read(number))
                     self._sealed.add(number)
-        if numbers:
-            self._read(numbers[-1])
+                else:
+                    self._read(number)
+
+    def _anchors(self, numbers: list[int]) -> list[SegmentIndex | None]:
+        if len(numbers) == 1:
+            return [self._source.anchor(numbers[0])]
+        with ThreadPoolExecutor(len(numbers)) as pool:
+            return list(pool.map(self._source.anchor, numbers))
 
     def segments_of(self, sandbox: str) -> list[int]:
         """Returns the segments with records of a sandbox, oldest first."""

@@ -7,6 +7,7 @@ whoever looks. `Blocks` remembers a bounded number of pieces.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -111,18 +112,29 @@ class Directory:
 
 
 class Shipped:
-    """What a node shipped to a store."""
+    """What a node shipped to a store, which is asked for new segments at most every few seconds."""
 
     block_bytes = 4 << 20
 
-    def __init__(self, shelf: Shelf, node: str) -> None:
+    def __init__(self, shelf: Shelf, node: str, now: Callable[[], float]) -> None:
         self.node = node
         self._shelf = shelf
+        self._now = now
+        self._numbers: list[int] = []
+        self._list_at = -math.inf
         self._tails: dict[int, list[int]] = {}  # of what is not sealed yet: offsets of its pieces
         self._joined: tuple[int, bytes] | None = None
 
     def numbers(self) -> list[int]:
         """Returns the numbers of the segments, and of those of which only a tail is there yet."""
+        if self._now() >= self._list_at:
+            self._list_at = (
+                self._now() + LIST_EVERY_S
+            )  # one that cannot be reached is not asked again
+            self._numbers = self._list()
+        return self._numbers
+
+    def _list(self) -> list[int]:
         sealed: set[int] = set()
         tails: dict[int, list[int]] = {}
         root = f"{PREFIX}{self.node}/"
@@ -131,7 +143,7 @@ class Shipped:
             number, _, kind = name.partition(".")
             if not number.isdecimal() or len(number) != 10:
                 continue
-            if kind == "seg" and not offset:
+            if kind in ("seg", "idx") and not offset:  # an index alone tells of a gap
                 sealed.add(int(number))
             elif kind == "tail" and offset.isdecimal():
                 tails.setdefault(int(number), []).append(int(offset))
@@ -168,33 +180,27 @@ class Shipped:
 
 
 class Both:
-    """A node's own log, and of what is no longer there what it shipped.
-
-    The store is asked for new segments at most every few seconds, and done without while it is away.
-    """
+    """A node's own log, and what it shipped of what is gone; alone while the store is away."""
 
     block_bytes = 1 << 20
 
-    def __init__(self, own: Directory, shipped: Shipped, now: Callable[[], float]) -> None:
+    def __init__(self, own: Directory, shipped: Shipped) -> None:
         self.node = own.node
         self._own = own
         self._shipped = shipped
-        self._now = now
-        self._listed: frozenset[int] = frozenset()
-        self._list_at = 0.0
+        self._open = 0  # the segment that is written to
 
     def numbers(self) -> list[int]:
-        """Returns the numbers of all; without new ones of the store if that cannot be reached."""
+        """Returns the numbers of all."""
         numbers = self._own.numbers()
-        if self._now() >= self._list_at:
-            try:
-                self._listed = frozenset(self._shipped.numbers())
-            except SkerryError as error:
-                if not numbers:
-                    raise
-                log.warning("trajectories: the store cannot be listed: %s", error.message)
-            self._list_at = self._now() + LIST_EVERY_S
-        return sorted(self._listed.union(numbers))
+        self._open = numbers[-1] if numbers else 0
+        try:
+            return sorted(set(numbers).union(self._shipped.numbers()))
+        except SkerryError as error:
+            if not numbers:
+                raise
+            log.warning("trajectories: the store cannot be listed: %s", error.message)
+            return numbers
 
     def read(self, number: int, offset: int, length: int) -> bytes:
         """Reads a part of a segment, of the own one if it is there."""
@@ -204,8 +210,8 @@ class Both:
             return self._shipped.read(number, offset, length)
 
     def anchor(self, number: int) -> SegmentIndex | None:
-        """Returns what the store says of a segment."""
-        return self._shipped.anchor(number)
+        """Returns what the store says of a segment; None of the one that is written to."""
+        return None if number == self._open else self._shipped.anchor(number)
 
 
 def walk(source: Source, number: int, start: int = HEADER_BYTES, *, thorough: bool = False) -> Walk:

@@ -74,6 +74,10 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | POST images/NAME/verify?remove= | -> LayerCheck |
 | GET images/NAME/verify | -> LayerCheck of the last one |
 | POST images/NAME/debian | DebianBody -> stream of StreamEvent (log lines, then manifest) |
+| GET trajectories?rollout=&job=&sandbox=&limit=&cursor= | -> TrajectoryPage (spec/trajectory.py) |
+| GET trajectories/ID/events?from=&limit= | -> EventPage, of a sandbox that may be long gone |
+| GET trajectories/ID/verify | -> TrajectoryCheck |
+| GET trajectories/blobs/SHA256 | -> bytes, streamed |
 | GET connection?owner=OWNER (WebSocket) | the node sends OwnerWelcome; sandboxes made with that \
   owner's header live as long as its lease (decision 21) |
 

@@ -60,7 +60,7 @@ def _operation(route: Route, schema_of: Iterable[tuple[Any, dict[str, Any]]]) ->
     schema_of = list(schema_of)
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": STRING}
-        for name in ("id", "op", "session", "name")
+        for name in ("id", "op", "session", "name", "digest")
         if f"{{{name}}}" in route.path
     ]
     parameters += [

@@ -51,6 +51,7 @@ from skerry.wire.route import (
     seconds,
 )
 from skerry.wire.sessions import SessionCreate, SessionInfo
+from skerry.wire.trajectory_routes import TRAJECTORY_ROUTES
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route("GET", "/v1/health", "The node's own view; needs no token.", answer=Health),
@@ -385,6 +386,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         params=(Param("dry_run", FLAG, "1: only says what would go, and why the rest stays"),),
     ),
     Route("POST", "/v1/images/{name}/debian", "Makes a base layer.", DebianBody, STREAM),
+    *TRAJECTORY_ROUTES,
     Route(
         "GET",
         "/v1/connection",

@@ -20,6 +20,7 @@ from skerry.node.server import (
     network,
     sandboxes,
     sessions,
+    trajectories,
     usage,
 )
 from skerry.node.server.endpoint import Endpoint, Handler
@@ -67,6 +68,10 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     ("/v1/commits", {"GET": commits.list_all}),
     ("/v1/commits/{commit}", {"GET": commits.get}),
     ("/v1/sandboxes/batch/delete", {"POST": sandboxes.delete_batch}),
+    ("/v1/trajectories", {"GET": trajectories.list_page}),
+    ("/v1/trajectories/blobs/{digest}", {"GET": trajectories.blob}),
+    ("/v1/trajectories/{id}/events", {"GET": trajectories.events}),
+    ("/v1/trajectories/{id}/verify", {"GET": trajectories.verify}),
     ("/v1/images", {"GET": images.list_all}),
     ("/v1/images/{name:path}/import", {"POST": images.import_archive}),
     ("/v1/images/{name:path}/debian", {"POST": images.debian}),

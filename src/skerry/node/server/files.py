@@ -47,7 +47,7 @@ async def read(node: Node, exchange: Exchange) -> None:
         tail=None if tail < 0 else tail,
         sparse=exchange.flag("sparse"),
     )
-    await _give(exchange, pieces, BYTES)
+    await give(exchange, pieces, BYTES)
 
 
 async def write(node: Node, exchange: Exchange) -> None:
@@ -87,7 +87,7 @@ async def tree_get(node: Node, exchange: Exchange) -> None:
     exchange.allow("path", "user")
     sandbox = node.sandboxes.get(exchange.path("id"))
     pieces = node.files.tree_get(sandbox, _path(exchange), exchange.param("user"))
-    await _give(exchange, pieces, TAR)
+    await give(exchange, pieces, TAR)
 
 
 async def tree_put(node: Node, exchange: Exchange) -> None:
@@ -161,7 +161,7 @@ async def diff_tar(node: Node, exchange: Exchange) -> None:
     exchange.allow("under")
     sandbox = node.sandboxes.get(exchange.path("id"))
     under = exchange.name_param("under") or "/"
-    await _give(exchange, node.disk.diff_tar(sandbox, under), TAR)
+    await give(exchange, node.disk.diff_tar(sandbox, under), TAR)
 
 
 async def commit(node: Node, exchange: Exchange) -> None:
@@ -182,7 +182,7 @@ def frame(event: FileEvent) -> bytes:
     return _length(len(data)) + data
 
 
-async def _give(exchange: Exchange, pieces: AsyncIterator[bytes], content_type: str) -> None:
+async def give(exchange: Exchange, pieces: AsyncIterator[bytes], content_type: str) -> None:
     """Streams pieces. An error before the first is an answer; after it, the answer breaks off.
 
     Who accepts PIECES is told the error then, too.

@@ -1,0 +1,101 @@
+"""Trajectories: what was done to sandboxes, living ones and others, as their nodes recorded it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+from skerry.errors import LayerDamaged
+from skerry.sdk.transport import Transport
+from skerry.spec.trajectory import (
+    EVENTS_PAGE_MAX,
+    TRAJECTORIES_PAGE_MAX,
+    Event,
+    EventPage,
+    TrajectoryCheck,
+    TrajectoryInfo,
+    TrajectoryPage,
+)
+
+
+class AsyncTrajectories:
+    """Trajectories that a node knows: its own, and those of all nodes of its layer store."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def list(
+        self,
+        *,
+        rollout: str | None = None,
+        job: str | None = None,
+        sandbox: str | None = None,
+    ) -> list[TrajectoryInfo]:
+        """Returns the trajectories with this rollout key, job or sandbox, or all; oldest first."""
+        return [info async for info in self.iterate(rollout=rollout, job=job, sandbox=sandbox)]
+
+    async def iterate(
+        self,
+        *,
+        rollout: str | None = None,
+        job: str | None = None,
+        sandbox: str | None = None,
+    ) -> AsyncIterator[TrajectoryInfo]:
+        """Yields the same page by page, for those who have very many."""
+        given = {"rollout": rollout, "job": job, "sandbox": sandbox}
+        params = {name: value for name, value in given.items() if value is not None}
+        params["limit"] = str(TRAJECTORIES_PAGE_MAX)
+        while True:
+            page = await self._transport.call(
+                "GET", "/v1/trajectories", TrajectoryPage, repeatable=True, params=params
+            )
+            for info in page.items:
+                yield info
+            if page.cursor is None:
+                return
+            params["cursor"] = page.cursor
+
+    async def page(
+        self, sandbox: str, start: int = 0, *, limit: int = EVENTS_PAGE_MAX
+    ) -> EventPage:
+        """Returns up to 1000 events of a sandbox from an ordinal on; NotFound if none is on record.
+
+        `next` is where to go on; a page may be shorter than asked where its events are large.
+        """
+        return await self._transport.call(
+            "GET",
+            f"/v1/trajectories/{quote(sandbox, safe='')}/events",
+            EventPage,
+            repeatable=True,
+            params={"from": str(start), "limit": str(limit)},
+        )
+
+    async def events(self, sandbox: str, start: int = 0) -> AsyncIterator[Event]:
+        """Yields the events of a sandbox in order, from an ordinal on; NotFound."""
+        following: int | None = start
+        while following is not None:
+            page = await self.page(sandbox, following)
+            for event in page.events:
+                yield event
+            following = page.next
+
+    async def verify(self, sandbox: str) -> TrajectoryCheck:
+        """The node reads all records of a sandbox again, and says what is wrong; NotFound."""
+        return await self._transport.call(
+            "GET",
+            f"/v1/trajectories/{quote(sandbox, safe='')}/verify",
+            TrajectoryCheck,
+            repeatable=True,
+        )
+
+    async def blob(self, digest: str) -> bytes:
+        """Returns a long content that an event names by its sha256, checked against it.
+
+        Raises NotFound, LayerDamaged if it is another one.
+        """
+        pieces = self._transport.fetch(f"/v1/trajectories/blobs/{quote(digest, safe='')}")
+        data = b"".join([piece async for piece in pieces])
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise LayerDamaged(f"the content {digest} came as another one", digest=digest)
+        return data

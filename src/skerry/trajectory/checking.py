@@ -1,0 +1,249 @@
+"""Reads records again and says what is wrong with them, each thing by its name.
+
+Found out is what was changed, cut off or taken away, also by who has the node's own disk, as far as
+another party was told: the store's index of each sealed segment, and the header of the next one. Not
+found out is who rewrites store and node together (decision 40).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from skerry.errors import LayerDamaged, NotFound
+from skerry.spec.ids import SANDBOX_PATTERN
+from skerry.spec.trajectory import Finding, FindingKind, TrajectoryCheck
+from skerry.trajectory.archive import Archive
+from skerry.trajectory.blobs import Blobs
+from skerry.trajectory.index import SegmentIndex
+from skerry.trajectory.links import Links
+from skerry.trajectory.reading import Log
+from skerry.trajectory.segment import HEADER_BYTES, NO_HASH, Found, Header, decode_header
+from skerry.trajectory.sources import Source, walk
+
+FINDINGS_MAX: Final = 1000
+PIECE_BYTES: Final = 1 << 20
+
+
+class Findings:
+    """What was found so far, in one log. Beyond a bound it is counted no more: it is bad enough."""
+
+    def __init__(self, node: str) -> None:
+        self.all: list[Finding] = []
+        self._node = node
+
+    def add(self, kind: FindingKind, detail: str, **where: Any) -> None:
+        """Notes one."""
+        if len(self.all) < FINDINGS_MAX:
+            self.all.append(Finding(kind=kind, detail=detail, node=self._node, **where))
+
+
+class Pass:
+    """One reading of segments, oldest first."""
+
+    def __init__(self, source: Source, findings: Findings, breathe: Callable[[], None]) -> None:
+        self.records = 0
+        self._source = source
+        self._findings = findings
+        self._breathe = breathe
+
+    def segments(self, numbers: Iterable[int], newest: int) -> Iterator[tuple[int, Found]]:
+        """Yields each valid record with its segment's number, and notes what is wrong around them."""
+        for number in numbers:
+            anchor = self._source.anchor(number)
+            if anchor is not None and anchor.gap:
+                self._findings.add(FindingKind.GAP, anchor.gap, segment=number)
+                continue
+            try:
+                newest_of_all = number == newest and anchor is None  # it may be written to
+                yield from self._segment(number, anchor, newest=newest_of_all)
+            except NotFound as error:
+                self._findings.add(FindingKind.TRUNCATED, error.message, segment=number)
+
+    def _segment(
+        self, number: int, anchor: SegmentIndex | None, *, newest: bool
+    ) -> Iterator[tuple[int, Found]]:
+        header = decode_header(self._source.read(number, 0, HEADER_BYTES))
+        if header is None or header.number != number:
+            detail = "it has no valid header"
+            self._findings.add(FindingKind.HEADER, detail, segment=number, offset=0)
+        records = walk(self._source, number, thorough=True)
+        digest = NO_HASH
+        for found in records:
+            digest = found.hash
+            self.records += 1
+            if self.records % 64 == 0:
+                self._breathe()
+            yield number, found
+        for problem in records.problems:
+            kind = FindingKind(str(problem.fault))
+            if kind is FindingKind.TORN_TAIL and not newest:
+                kind = FindingKind.DAMAGED
+            self._findings.add(kind, problem.detail, segment=number, offset=problem.offset)
+        self._check_anchor(number, anchor, records.end)
+        if not newest:
+            self._check_joint(number, records.end, digest)
+
+    def _check_anchor(self, number: int, anchor: SegmentIndex | None, end: int) -> None:
+        """Compares a sealed segment with what the store was told of it."""
+        if anchor is None:
+            return
+        check, offset = hashlib.sha256(), 0
+        while offset < end:
+            piece = self._source.read(number, offset, min(PIECE_BYTES, end - offset))
+            if not piece:
+                break
+            check.update(piece)
+            offset += len(piece)
+            self._breathe()
+        if end < anchor.size:
+            detail = f"it ends at {end}, and was shipped with {anchor.size} bytes"
+            self._findings.add(FindingKind.TRUNCATED, detail, segment=number, offset=end)
+        if check.hexdigest() != anchor.sha256:
+            detail = "it is not the segment that the store was told of"
+            self._findings.add(FindingKind.NOT_ANCHORED, detail, segment=number)
+
+    def _check_joint(self, number: int, end: int, digest: bytes) -> None:
+        """Compares the end of a segment with what the header of the next one says of it."""
+        following = self._header(number + 1)
+        if following is None or following.previous_end == 0:
+            return
+        if end < following.previous_end:
+            detail = f"it ends at {end}, it once ended at {following.previous_end}"
+            self._findings.add(FindingKind.TRUNCATED, detail, segment=number, offset=end)
+        elif (end, digest) != (following.previous_end, following.previous_hash):
+            detail = "its last record is not the one that the next segment names"
+            self._findings.add(FindingKind.TAMPERED, detail, segment=number, offset=end)
+
+    def _header(self, number: int) -> Header | None:
+        try:
+            return decode_header(self._source.read(number, 0, HEADER_BYTES))
+        except NotFound:
+            return None
+
+
+def check_sandbox(archive: Archive, sandbox: str) -> TrajectoryCheck:
+    """Checks all that is recorded of a sandbox, and its long contents; raises NotFound."""
+    log = archive.whole_log_of(sandbox)
+    outline = log.outline(sandbox)
+    numbers = log.sightings().segments_of(sandbox)
+    findings = Findings(log.node)
+    present = log.source.numbers()
+    _missing(log, numbers, present, findings)
+    reading = Pass(log.source, findings, archive.breathe)
+    blobs: set[str] = set()
+    for _, found in reading.segments(numbers, present[-1]):
+        subject = found.record.subject
+        if subject == sandbox or subject.startswith(sandbox + "."):
+            blobs.update(blobs_in(found.record.data))
+    _check_chain(log, sandbox, findings)
+    _check_blobs(archive.blobs, blobs, findings, archive.breathe)
+    return TrajectoryCheck(
+        sandbox=sandbox,
+        segments=len(numbers),
+        records=len(outline.seqs),
+        events=len(outline),
+        blobs=len(blobs),
+        head=outline.head.hex(),
+        complete=outline.complete,
+        findings=tuple(findings.all),
+    )
+
+
+def check_log(archive: Archive, log: Log) -> TrajectoryCheck:
+    """Checks everything that one node recorded."""
+    findings = Findings(log.node)
+    numbers = log.source.numbers()
+    _missing(log, numbers, numbers, findings)
+    reading = Pass(log.source, findings, archive.breathe)
+    links = Links()
+    last: dict[str, int] = {}  # seq of the last record of each subject
+    disordered: set[str] = set()
+    blobs: set[str] = set()
+    head = NO_HASH
+    for number, found in reading.segments(numbers, numbers[-1] if numbers else 0):
+        record, head = found.record, found.hash
+        blobs.update(blobs_in(record.data))
+        if record.seq <= last.get(record.subject, 0):
+            continue  # a copy that was carried over
+        first = record.subject not in last
+        why = links.follow(found)
+        last[record.subject] = record.seq
+        if why and first and numbers[0] > 1:
+            disordered.add(record.subject.partition(".")[0])  # its beginning may come as a copy
+        elif why:
+            where = {"segment": number, "offset": found.offset}
+            findings.add(FindingKind.TAMPERED, why, sandbox=_sandbox(record.subject), **where)
+    for sandbox in sorted(disordered):
+        if SANDBOX_PATTERN.fullmatch(sandbox) is not None:
+            _check_chain(log, sandbox, findings, begun_before=True)
+    _check_blobs(archive.blobs, blobs, findings, archive.breathe)
+    return TrajectoryCheck(
+        segments=len(numbers),
+        records=reading.records,
+        blobs=len(blobs),
+        head=head.hex(),
+        findings=tuple(findings.all),
+    )
+
+
+def blobs_in(value: Any) -> Iterator[str]:
+    """Yields the digests of the long contents that a record names."""
+    if isinstance(value, dict):
+        digest = value.get("blob")
+        if isinstance(digest, str) and len(digest) == 64 and isinstance(value.get("bytes"), int):
+            yield digest
+        else:
+            for inner in value.values():
+                yield from blobs_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from blobs_in(inner)
+
+
+def _check_chain(log: Log, sandbox: str, findings: Findings, *, begun_before: bool = False) -> None:
+    """Follows a sandbox's records in the order of their seq, wherever they lie."""
+    links = Links()
+    for index, found in enumerate(log.records(sandbox)):
+        why = links.follow(found)
+        if not why:
+            continue
+        if index == 0:
+            if not begun_before:
+                detail = f"its beginning is missing: the first record is {found.record.seq}"
+                findings.add(FindingKind.TRUNCATED, detail, sandbox=sandbox)
+        else:
+            findings.add(FindingKind.TAMPERED, why, sandbox=sandbox, offset=found.offset)
+
+
+def _missing(log: Log, wanted: list[int], present: list[int], findings: Findings) -> None:
+    """Notes the segments between those that should be there too."""
+    if not wanted:
+        return
+    there = set(present)
+    for number in range(wanted[0], wanted[-1] + 1):
+        if number in there:
+            continue
+        anchor = log.source.anchor(number)
+        kind = FindingKind.GAP if anchor is not None and anchor.gap else FindingKind.TRUNCATED
+        detail = anchor.gap if anchor is not None and anchor.gap else "the segment is missing"
+        findings.add(kind, detail, segment=number)
+
+
+def _check_blobs(
+    blobs: Blobs, wanted: set[str], findings: Findings, breathe: Callable[[], None]
+) -> None:
+    for digest in sorted(wanted):
+        try:
+            for _ in blobs.pieces(digest):
+                breathe()
+        except NotFound:
+            findings.add(FindingKind.MISSING_BLOB, "the content is not there", blob=digest)
+        except LayerDamaged:
+            findings.add(FindingKind.CHANGED_BLOB, "the content is another one", blob=digest)
+
+
+def _sandbox(subject: str) -> str | None:
+    sandbox = subject.partition(".")[0]
+    return sandbox if SANDBOX_PATTERN.fullmatch(sandbox) is not None else None

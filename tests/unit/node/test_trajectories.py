@@ -1,0 +1,150 @@
+"""Trajectories over a node's API: of sandboxes that live, of others, and across its restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from node_stand import settle
+
+from skerry.errors import InvalidRequest, LayerDamaged, NotFound
+from skerry.node import trajectories as module
+from skerry.sdk.trajectories import AsyncTrajectories
+from skerry.sdk.transport import Transport
+from skerry.spec.trajectory import Outcome
+
+
+@pytest.fixture
+async def client(stand):
+    """Returns the SDK's trajectories of a node that serves, and its API."""
+    async with stand.serving() as (node, api):
+        transport = Transport("http://node", socket_path=node.config.socket_path)
+        yield AsyncTrajectories(transport), api, node
+        await transport.close()
+
+
+async def run(api, sandbox: str, *argv: str) -> dict:
+    return await api.call("POST", f"/v1/sandboxes/{sandbox}/run", {"argv": list(argv)})
+
+
+async def test_living_sandbox_tells_what_was_done_to_it(client):
+    trajectories, api, _ = client
+    sandbox = await api.create(rollout="r-7")
+    await run(api, sandbox, "echo", "one")
+    await run(api, sandbox, "exit", "3")
+    told = [event async for event in trajectories.events(sandbox)]
+    assert [event.action for event in told] == ["create", "run", "run"]
+    assert told[1].result["stdout"]["text"] == "one\n"
+    assert (told[2].outcome, told[2].result["exit_code"]) == (Outcome.DONE, 3)
+    assert {event.rollout for event in told} == {"r-7"}
+    await run(api, sandbox, "echo", "two")
+    assert len((await trajectories.page(sandbox, 3)).events) == 1
+
+
+async def test_deleted_sandbox_is_on_record(client):
+    trajectories, api, _ = client
+    sandbox = await api.create()
+    await run(api, sandbox, "echo", "one")
+    await api.call("DELETE", f"/v1/sandboxes/{sandbox}")
+    told = [event async for event in trajectories.events(sandbox)]
+    assert told[0].action == "create"
+    assert told[-1].action == "delete"
+    (info,) = await trajectories.list(sandbox=sandbox)
+    assert (info.state, info.complete) == ("deleted", True)
+    check = await trajectories.verify(sandbox)
+    assert (check.sound, check.events) == (True, len(told))
+
+
+async def test_record_goes_on_over_a_restart_of_the_node(stand):
+    async with stand.serving() as (_, api):
+        sandbox = await api.create(detached=True)
+        await run(api, sandbox, "echo", "one")
+    async with stand.serving() as (node, api):
+        await run(api, sandbox, "echo", "two")
+        page = await node.trajectories.page(sandbox, 0, 10)
+        assert [e.request.get("argv", [""])[-1] for e in page.events] == ["", "one", "two"]
+        await api.call("DELETE", f"/v1/sandboxes/{sandbox}")
+
+
+async def test_listing_finds_rollouts_and_jobs_page_by_page(client, monkeypatch):
+    trajectories, api, _ = client
+    made = [await api.create(rollout=f"r-{n % 2}", job=f"j-{n}") for n in range(5)]
+    assert [info.sandbox for info in await trajectories.list()] == made
+    of_one = await trajectories.list(rollout="r-1")
+    assert [(info.sandbox, info.job) for info in of_one] == [(made[1], "j-1"), (made[3], "j-3")]
+    assert [info.sandbox for info in await trajectories.list(job="j-4")] == [made[4]]
+    assert await trajectories.list(rollout="none") == []
+    page = await api.call("GET", "/v1/trajectories?limit=2")
+    rest = await api.call("GET", f"/v1/trajectories?limit=10&cursor={page['cursor']}")
+    assert [item["sandbox"] for item in page["items"] + rest["items"]] == made
+    assert "cursor" not in rest
+    monkeypatch.setattr("skerry.sdk.trajectories.TRAJECTORIES_PAGE_MAX", 2)
+    assert [info.sandbox async for info in trajectories.iterate()] == made
+
+
+async def test_what_is_none_is_refused_by_name(client):
+    trajectories, api, _ = client
+    with pytest.raises(InvalidRequest, match="not a sandbox id"):
+        await trajectories.page("sandbox")
+    with pytest.raises(NotFound):
+        await trajectories.page("s" + "a" * 20)
+    with pytest.raises(InvalidRequest, match="no sha256"):
+        await trajectories.blob("passwd")
+    with pytest.raises(NotFound):
+        await trajectories.blob("0" * 64)
+    for query in ("cursor=x", "limit=0", "limit=1001", "from=1", "cursor=1.s"):
+        await api.call("GET", f"/v1/trajectories?{query}", status=422)
+    sandbox = await api.create()
+    await api.call("GET", f"/v1/trajectories/{sandbox}/events?from=-1", status=422)
+    await api.call("GET", f"/v1/trajectories/{sandbox}/events?limit=1001", status=422)
+    beyond = await api.call("GET", f"/v1/trajectories/{sandbox}/events?from=999")
+    assert beyond == {"events": []}
+
+
+async def test_content_comes_whole_and_a_changed_one_is_told(client):
+    trajectories, _, node = client
+    data = os.urandom(3_000_000)
+    digest = hashlib.sha256(data).hexdigest()
+    path = Path(node.config.state_dir) / "trajectory" / "blobs" / digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    assert await trajectories.blob(digest) == data
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(LayerDamaged):
+        await trajectories.blob(digest)
+
+
+async def test_reads_beyond_the_bound_are_refused_and_the_rest_come_in_turn(client, monkeypatch):
+    trajectories, api, node = client
+    sandbox = await api.create()
+    monkeypatch.setattr(module, "WAITING_MAX", 2)
+    held = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    real = node.trajectories._archive.page
+
+    def slow(*args):
+        asyncio.run_coroutine_threadsafe(held.wait(), loop).result()
+        return real(*args)
+
+    monkeypatch.setattr(node.trajectories._archive, "page", slow)
+    waiting = [asyncio.create_task(trajectories.page(sandbox)) for _ in range(2)]
+    while node.trajectories._waiting < 2:
+        await settle()
+    answer = await api.call("GET", f"/v1/trajectories/{sandbox}/events", status=429)
+    assert answer["fields"]["limit"] == "trajectories"
+    held.set()
+    pages = await asyncio.gather(*waiting)
+    assert [len(page.events) for page in pages] == [1, 1]
+
+
+async def test_commands_go_on_while_a_long_record_is_read(client):
+    trajectories, api, _ = client
+    sandbox = await api.create()
+    for _ in range(50):
+        await run(api, sandbox, "echo", "x" * 1000)
+    reading = asyncio.create_task(trajectories.verify(sandbox))
+    await run(api, sandbox, "echo", "meanwhile")
+    assert (await reading).sound
