@@ -30,7 +30,7 @@ def disk(ctx: click.Context, /, *, config: str | None, root: str | None, store: 
     """Make block disks, open them on this machine, take snapshots.
 
     A disk is named disk/NAME[:TAG]. It works on this machine's own node, as root; names are removed
-    and pinned by skerry image.
+    and pinned by skerry image. Containers mount none: an open disk is a file for a virtual machine.
     """
     ctx.meta["skerry.disk"] = (config, root, store)
 

@@ -7,10 +7,16 @@ from typing import Any, TypedDict, Unpack
 
 from skerry.errors import InvalidRequest
 from skerry.sdk.typed import listed, typed
+from skerry.spec.layers import LayerKind
 from skerry.spec.limits import parse_bytes
 from skerry.spec.sandbox import CpuClass, Durability, OnIdle, SandboxSpec
 from skerry.spec.uplink import Uplink
 
+NO_DISKS = (
+    "sandboxes that are containers take no block disks: the host's kernel would read a file system "
+    "that a guest has written. `skerry disk open` makes one a file for a virtual machine; what is to "
+    "be in a sandbox goes there as a layer (layers=) or by files.upload"
+)
 _SECONDS = ("idle_timeout", "ttl")
 _LISTS = ("layers", "network", "uplinks")
 _WORDS = (("on_idle", OnIdle), ("cpu_class", CpuClass), ("durability", Durability))
@@ -22,7 +28,8 @@ class SandboxOptions(TypedDict, total=False):
     image="debian:12", layers=(): names (`kind/name[:tag]`) or digests; or restore=None: a commit
     (`workspace/name[:tag]`), with all that it was made on.
     cpu=1.0 (cores), cpu_class="latency-sensitive" or "best-effort", cpu_weight=100, cpu_burst=0.0.
-    memory="1GiB", disk=None (no limit of its own): texts or bytes; pids=512, nofile=4096.
+    memory="1GiB", disk=None (no limit of its own): texts or bytes; pids=512, nofile=4096. `disk` is
+    what it may write; block disks of the store (`skerry disk`) containers do not take.
     env={}, user=None, workdir=None (the image's; else root, the user's home), hostname="skerry".
     network=(): loopback only.
     idle_timeout=None, ttl=None: seconds; on_idle="stop" or "pause".
@@ -68,6 +75,9 @@ def spec_of(
 
     Raises InvalidRequest, and TypeError for an option that there is not, as any call does.
     """
+    disk = options.get("disk")
+    if "disks" in options or (isinstance(disk, str) and disk.startswith(f"{LayerKind.DISK}/")):
+        raise InvalidRequest(NO_DISKS)
     unknown = options.keys() - SandboxOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"a sandbox has no option {min(unknown)!r}")
