@@ -24,6 +24,7 @@ import aiohttp
 import pytest
 
 from skerry.aio import connect
+from skerry.spec.sandbox import State
 from skerry.testing import rootfs
 
 pytestmark = pytest.mark.root
@@ -295,6 +296,28 @@ async def test_client_given_the_address_of_an_embedded_daemon_owns_what_it_makes
         assert (await sandbox.run("echo still")).text == "still\n"
     assert daemon.process is not None
     assert await asyncio.to_thread(daemon.process.wait, 30) == 0  # nothing was left to stay for
+
+
+async def test_what_a_killed_client_leaves_at_a_node_that_stays_lives_on(daemon: Daemon) -> None:
+    daemon.start(lease_s=0.3)
+    url = f"unix://{daemon.socket}"
+    script = f"import os, skerry\nclient = skerry.connect({url!r})\n"
+    script += "print(client.sandboxes.create(ttl=TTL).id, flush=True)\nos.kill(os.getpid(), 9)\n"
+    async with client_of(daemon):
+        made = []
+        for ttl in ("None", "1.5"):
+            argv = [sys.executable, "-c", script.replace("TTL", ttl)]
+            client = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+            out, _ = await client.communicate()
+            assert client.returncode == -signal.SIGKILL
+            made.append(out.decode().strip())
+        async with connect(url) as client:
+            kept, bounded = [await client.sandboxes.get(one) for one in made]
+            # By then the lease that it does not have would have run out many times.
+            assert (await bounded.wait(timeout=60)).state is State.STOPPED
+            assert (await kept.run("echo here")).text == "here\n"
+            await kept.destroy()
+            await bounded.destroy()
 
 
 async def test_hundred_commands_at_once_in_one_container(daemon: Daemon) -> None:

@@ -20,7 +20,8 @@ class AsyncClient:
 
     Without `url` (and without SKERRY_URL in the environment) an embedded node is used: found at
     `run_dir`, or started. Then, and where `url` is that of an embedded node, sandboxes that are not
-    `detached` end with this client. Those of a node that stays (`skerry up`) live on.
+    `detached` end with this client. Given the `url` of another node it owns nothing: what it leaves
+    lives on until somebody removes it, or its `ttl` or `idle_timeout` ends it.
     """
 
     def __init__(
