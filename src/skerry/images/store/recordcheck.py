@@ -7,14 +7,16 @@ What a record is of is told by its key, which no flipped bit of its content reac
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
 
-from skerry.errors import ImageBroken, InvalidRequest, LayerDamaged
+from skerry.errors import ImageBroken, InvalidRequest, LayerDamaged, StorageFailed
 from skerry.images.format.profile import PROFILE, is_profile, profile_bytes_max
 from skerry.images.objects.api import Objects
 from skerry.images.store import keys
@@ -33,7 +35,7 @@ from skerry.images.store.records import (
     Tag,
     read_record,
 )
-from skerry.images.store.store import LayerStore
+from skerry.images.store.store import READS_AT_ONCE, LayerStore
 from skerry.spec.layers import LayerManifest, RecordProblem, RecordsCheck, parse_layer_name
 
 _KINDS: Final[dict[str, tuple[str, type[msgspec.Struct], int]]] = {
@@ -48,6 +50,8 @@ _KINDS: Final[dict[str, tuple[str, type[msgspec.Struct], int]]] = {
     keys.DAMAGED: ("note of damage", Suspect, RECORD_BYTES_MAX),
     keys.CLAIMS: ("claim of a check", Claim, RECORD_BYTES_MAX),
 }
+
+log = logging.getLogger("skerry.images")
 
 
 class RecordCheck:
@@ -72,8 +76,7 @@ class RecordCheck:
             bad += ((prefix, key, said) for key, said in self._damaged(prefix))
         for prefix, key, said in bad:
             twin = self._tagged.get(key)
-            if twin is not None:
-                self._store.put_manifest(twin)
+            if twin is not None and self._written(twin):
                 mended.append(RecordProblem(key, "manifest", f"{twin.name}@{twin.digest}", said))
             else:
                 problems.append(self._problem(prefix, key, said))
@@ -84,17 +87,33 @@ class RecordCheck:
         """Gives the key of each record that is not what it should be, and what is wrong."""
         _, kind, bytes_max = _KINDS[prefix]
         found = [key for key, _ in self._objects.list(prefix)] if prefix.endswith("/") else [prefix]
-        for key in found:
-            if key.endswith(keys.DONE):
-                continue
+
+        def read(key: str) -> msgspec.Struct | LayerDamaged | None:
             _forget(self._objects, key)
             try:
-                record = read_record(self._objects, key, kind, bytes_max)
-                if record is not None:
-                    self._read += 1
-                    self._take(key, record)
+                return read_record(self._objects, key, kind, bytes_max)
             except LayerDamaged as error:
-                yield key, error.message
+                return error
+
+        wanted = [key for key in found if not key.endswith(keys.DONE)]
+        with ThreadPoolExecutor(READS_AT_ONCE, "records") as threads:
+            for key, record in zip(wanted, threads.map(read, wanted), strict=True):
+                try:
+                    if isinstance(record, LayerDamaged):
+                        raise record
+                    if record is not None:
+                        self._take(key, record)
+                        self._read += 1
+                except LayerDamaged as error:
+                    yield key, error.message
+
+    def _written(self, manifest: LayerManifest) -> bool:
+        try:
+            self._store.put_manifest(manifest)
+        except StorageFailed as error:  # a full store can be read all the same
+            log.warning("%s is not written anew: %s", manifest.name, error)
+            return False
+        return True
 
     def _take(self, key: str, record: msgspec.Struct) -> None:
         """Takes note of a whole record; raises LayerDamaged if it lies where another one belongs."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from images_archives import make_tar, member
 
-from skerry.errors import LayerDamaged, NotFound
+from skerry.errors import LayerDamaged, NotFound, StorageFailed
 from skerry.images.format.profile import PROFILE, encode_profile
 from skerry.images.library import ImageLibrary
 from skerry.images.store import keys
@@ -116,6 +116,24 @@ def test_damaged_manifest_is_made_again_of_its_name_and_told_where_there_is_none
     assert (problem.kind, problem.name) == ("manifest", f"{NAME}@{made.digest}")
     library.remove(NAME)
     assert library.verify_records().problems == ()
+
+
+def test_manifest_that_a_full_store_cannot_take_again_is_told(
+    library: ImageLibrary,
+    store: DirectoryStore,
+    made: LayerManifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [key] = [key for digest, key in store.manifest_keys() if digest == made.digest]
+    flip(store, key)
+
+    def full(*_: object, **__: object) -> bool:
+        raise StorageFailed("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.objects, "put_bytes", full)
+        problem = found(library)
+    assert (problem.kind, problem.name) == ("manifest", f"{NAME}@{made.digest}")
 
 
 def test_damaged_pin_is_told_by_layer_and_written_anew_by_the_next(
