@@ -24,6 +24,7 @@ SOURCES = (
     "files",
     "sandbox",
     "sandboxes",
+    "jobs",
     "images",
     "trajectories",
     "client",
@@ -37,6 +38,8 @@ CLASSES = {
     "AsyncFiles": "Files",
     "AsyncSandbox": "Sandbox",
     "AsyncSandboxes": "Sandboxes",
+    "AsyncJobs": "Jobs",
+    "AsyncJob": "Job",
     "AsyncImages": "Images",
     "AsyncTrajectories": "Trajectories",
 }
@@ -60,6 +63,7 @@ from skerry.sdk import commits as _commits
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
+from skerry.sdk import jobs as _jobs
 from skerry.sdk import sandbox as _sandbox
 from skerry.sdk import sandboxes as _sandboxes
 from skerry.sdk import session as _session
@@ -68,6 +72,7 @@ from skerry.sdk import trajectories as _trajectories
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
+from skerry.sdk.jobs import OnProgress
 from skerry.sdk.options import SandboxOptions
 from skerry.sdk.patience import WAIT_S
 from skerry.sdk.portal import Portal, to_async
@@ -75,6 +80,7 @@ from skerry.sdk.running import Command
 from skerry.sdk.transfer import Progress, Transfer
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
+from skerry.spec.job import JobInfo
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.trajectory import (
@@ -89,6 +95,7 @@ from skerry.wire.commits import CommitInfo
 from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.batch import BatchItem
 from skerry.wire.http import Health, OpStatus, StreamEvent
+from skerry.wire.jobs import JobMoved, JobQueue
 from skerry.wire.network import NetworkView
 from skerry.wire.sessions import SessionInfo
 
@@ -113,6 +120,7 @@ class Client:
         self.sandboxes = Sandboxes(self._portal, inner.sandboxes)
         self.images = Images(self._portal, inner.images)
         self.trajectories = Trajectories(self._portal, inner.trajectories)
+        self.jobs = Jobs(self._portal, inner.jobs)
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -175,6 +183,12 @@ PREPARE = {
         "        self.acknowledged = inner.acknowledged\n"
     ),
     "Session": "        self.id = inner.id\n        self.shell = inner.shell\n",
+    "Job": (
+        "        self.id = inner.id\n"
+        "        self.spec = inner.spec\n"
+        "        self.created_as = inner.created_as\n"
+        "        self.sandboxes = Sandboxes(portal, inner.sandboxes)\n"
+    ),
     "Sandbox": (
         "        self.id = inner.id\n"
         "        self.created_as = inner.created_as\n"
@@ -197,6 +211,22 @@ EXTRA = {
         """Connects 127.0.0.1:`port` inside to `host`:`target_port` as seen from here, for a block."""
         with self._portal.block(self._inner.reverse_forward(port, host, target_port)):
             yield
+''',
+    "Job": '''
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __enter__(self) -> Job:
+        self._portal.call(self._inner.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._portal.call(self._inner.__aexit__())
+
+    @property
+    def lost(self) -> SkerryError | None:
+        """Why heartbeats have stopped within the block: the job has ended, or was removed."""
+        return self._inner.lost
 ''',
     "Session": """
     def __repr__(self) -> str:
@@ -242,11 +272,7 @@ EXTRA = {
 def sync_type(text: str) -> str:
     """Returns an annotation with the async names replaced."""
     text = text.replace("AsyncIterator", "Iterator").replace("AsyncGenerator", "Iterator")
-    return re.sub(
-        r"\b(Async(?:Sandboxes|Sandbox|Files|Images|Trajectories|Connection|CommandHandle|CommitHandle|Session))\b",
-        lambda m: CLASSES[m[1]],
-        text,
-    )
+    return re.sub(rf"\b({'|'.join(CLASSES)})\b", lambda m: CLASSES[m[1]], text)
 
 
 def arguments(node: ast.AsyncFunctionDef) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
-from skerry.cli.jobs import explain, jobs_option, show_summary, who
+from skerry.cli.recorded import explain, jobs_option, show_summary, who
 from skerry.cli.rollout import run
 from skerry.cli.shipped import all_tasks, task_paths
 

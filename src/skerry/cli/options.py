@@ -66,6 +66,15 @@ def complete_sandbox(ctx: click.Context, _param: click.Parameter, incomplete: st
     return _completed(ctx, ids, incomplete)
 
 
+def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Completes the ids of jobs."""
+
+    async def ids(client: Client) -> list[str]:
+        return [info.id for info in await client.jobs.list(ended=True)]
+
+    return _completed(ctx, ids, incomplete)
+
+
 def complete_layer(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Completes names of layers, but for steps of recipes."""
     from skerry.spec.recipe import is_build_cache

@@ -11,8 +11,8 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
-from skerry.cli.jobs import explain, jobs_dir, jobs_option, progress, show_summary
 from skerry.cli.loop import Interrupted
+from skerry.cli.recorded import explain, jobs_dir, jobs_option, progress, show_summary
 from skerry.cli.secrets import cache_home, environment, secret_from
 from skerry.cli.shipped import task_paths
 from skerry.errors import InvalidRequest

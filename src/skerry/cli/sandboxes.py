@@ -10,7 +10,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
-from skerry.cli.options import complete_sandbox, labels_option
+from skerry.cli.options import complete_job, complete_sandbox, labels_option
 from skerry.cli.words import age, size
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.spec.limits import CPU_WEIGHT
@@ -30,15 +30,22 @@ ENDED = ("stopped", "failed")
 @click.option("-a", "--all", "everything", is_flag=True, help="Stopped and failed ones too.")
 @labels_option("Only with this label.")
 @click.option("--state", type=click.Choice(STATES), help="Only in this state.")
+@click.option("--job", metavar="JOB", shell_complete=complete_job, help="Only of this job.")
 @click.pass_obj
 def ls(
-    app: App, /, *, everything: bool, labels: tuple[tuple[str, str], ...], state: str | None
+    app: App,
+    /,
+    *,
+    everything: bool,
+    labels: tuple[tuple[str, str], ...],
+    state: str | None,
+    job: str | None,
 ) -> None:
     """List sandboxes, oldest first."""
 
     async def work() -> list[SandboxInfo]:
         async with app.client() as client:
-            return await client.sandboxes.list(state=state, labels=dict(labels) or None)
+            return await client.sandboxes.list(state=state, labels=dict(labels) or None, job=job)
 
     found = app.wait_for(work)
     if not everything and state is None:
@@ -158,6 +165,8 @@ def _describe(app: App, info: SandboxInfo, usage: Usage | None) -> None:
         rows.append(("its last pause", f"gave back {size(info.pause_freed_bytes)} in {took}"))
     if info.expires is not None:
         rows.append(("expires", f"in {age(info.expires - now)}"))
+    if spec.job is not None:
+        rows.append(("job", spec.job))
     if spec.labels:
         labels = " ".join(f"{name}={value}" for name, value in spec.labels.items())
         rows.append(("labels", labels))

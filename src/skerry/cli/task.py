@@ -9,7 +9,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryGroup
-from skerry.cli.jobs import jobs_dir, jobs_option, progress
+from skerry.cli.recorded import jobs_dir, jobs_option, progress
 from skerry.cli.rollout import downloads
 from skerry.cli.shipped import all_tasks, task_paths
 from skerry.errors import InvalidRequest

@@ -9,7 +9,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryGroup
-from skerry.cli.jobs import COLOURS, explain, jobs_dir, jobs_option, mean, show_table, who
+from skerry.cli.recorded import COLOURS, explain, jobs_dir, jobs_option, mean, show_table, who
 from skerry.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:

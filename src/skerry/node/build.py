@@ -32,6 +32,7 @@ from skerry.node.gauges.readings import Host, Readings
 from skerry.node.identity import Identity, claim
 from skerry.node.images import Images
 from skerry.node.imports import Imports, Oci
+from skerry.node.jobs.book import Jobs
 from skerry.node.keeper import LEASE_S, RENEW_S, Keeper
 from skerry.node.ledger import Ledger
 from skerry.node.library import Library
@@ -86,6 +87,7 @@ def build_node(
     loop_watch = LoopWatch()
     sandboxes = Sandboxes(identity.name)
     images = _images(config, library, clock, sandboxes)
+    entries = Ledger(journal)
     return Node(
         Parts(
             config=config,
@@ -93,7 +95,7 @@ def build_node(
             identity=identity,
             tasks=Tasks(),
             timers=timers,
-            ledger=Ledger(journal),
+            ledger=entries,
             networks=networks or Networks(config.network, clock),
             outputs=Outputs(os.path.join(config.state_dir, "spool")),
             results=Results(limits.results_memory_bytes_max),
@@ -107,6 +109,7 @@ def build_node(
             loop_watch=loop_watch,
             sandboxes=sandboxes,
             owners=_owners(config, timers),
+            jobs=Jobs(clock, timers, entries, limits),
             images=images,
             imports=_imports(config, images, kept, oci),
             keeper=_keeper(config, clock, kept, sandboxes),
@@ -120,12 +123,8 @@ def build_node(
 
 
 def _owners(config: NodeConfig, timers: Timers) -> Owners:
-    return Owners(
-        timers,
-        lease_s=config.lease_s,
-        owners_max=config.limits.owners_max,
-        required=config.embedded,
-    )
+    most = config.limits.owners_max
+    return Owners(timers, lease_s=config.lease_s, owners_max=most, required=config.embedded)
 
 
 def _directories(config: NodeConfig) -> None:

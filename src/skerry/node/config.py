@@ -23,6 +23,10 @@ class Limits:
     creates_in_flight_max: int = 16  # backend creates at once
     creates_waiting_max: int = 4096  # creates that wait for room or for one of those, in all
     creates_waiting_per_owner_max: int = 1024
+    sandboxes_per_owner_max: int = 0  # of one API token, its jobs' too; 0: no bound of its own
+    jobs_max: int = 1000  # that have not ended
+    jobs_per_owner_max: int = 1000
+    job_away_s_max: float = 7 * 86_400.0  # a job whose trainer is away that long ends
     batches_max: int = 64  # batches under way; each waits with at most creates_in_flight_max hands
     connections_max: int = 8192  # to the API, WebSockets too; never more than half the descriptors
     operations_max: int = 20_000  # commands running, over all sandboxes
@@ -146,6 +150,10 @@ class NodeConfig:
                 raise InvalidRequest(f"limits.{name} must be at least 1")
         if not 1 <= self.limits.plan_s_max <= 3600:
             raise InvalidRequest("limits.plan_s_max must be between a second and an hour")
+        if self.limits.sandboxes_per_owner_max < 0:
+            raise InvalidRequest("limits.sandboxes_per_owner_max must not be negative")
+        if not 60 <= self.limits.job_away_s_max <= 366 * 86_400:
+            raise InvalidRequest("limits.job_away_s_max must be between a minute and a year")
         self.pressure.check()
         if not all(0.01 <= weight <= 100 for weight in self.weights.values()):
             raise InvalidRequest("weights: between 0.01 and 100 each")

@@ -19,6 +19,7 @@ from skerry.backends.api import Record as InstanceRecord
 from skerry.backends.api import View
 from skerry.errors import Bug
 from skerry.spec.command import CommandSpec, RunResult
+from skerry.spec.job import JobSpec
 from skerry.spec.layers import ImageConfig, LayerManifest, MountedLayer
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.spec.session import SessionSpec
@@ -43,6 +44,7 @@ class Began(msgspec.Struct, frozen=True, tag="began", omit_defaults=True):
     parent: str | None = None  # whose disk it began with
     made_of: tuple[LayerManifest, ...] = ()  # the layers, as a commit remembers them
     restored: str | None = None  # the commit that they are
+    tenant: str = ""  # tells the tokens apart for which it is
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):
@@ -120,13 +122,14 @@ class Void(msgspec.Struct, frozen=True, tag="void"):
     op: bytes
 
 
-class Stood(msgspec.Struct, frozen=True, tag="stood"):
+class Stood(msgspec.Struct, frozen=True, tag="stood", omit_defaults=True):
     """From here on its processes stand still, or run again.
 
     Recorded after a pause and before a resume: what was not acknowledged as paused runs.
     """
 
     paused: bool
+    by: str = ""  # as `Sandbox.paused_by`
 
 
 class Acknowledged(msgspec.Struct, frozen=True, tag="acknowledged", omit_defaults=True):
@@ -160,6 +163,31 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
     spec: SandboxSpec
 
 
+class JobMade(msgspec.Struct, frozen=True, tag="job-made"):
+    """A job is there. `born` is `created` on the monotonic clock of that boot of the host."""
+
+    spec: JobSpec
+    owner: str
+    created: float
+    boot: str
+    born: float
+
+
+class JobStood(msgspec.Struct, frozen=True, tag="job-stood", omit_defaults=True):
+    """From here on a job is paused by that, or not."""
+
+    paused_by: str | None = None
+    moving: bool = False  # its sandboxes are being paused
+
+
+class JobEnded(msgspec.Struct, frozen=True, tag="job-ended"):
+    """A job is over, and its sandboxes are being stopped; with `delete`, nothing stays of them or it."""
+
+    reason: str
+    delete: bool
+    time: float
+
+
 Entry: TypeAlias = (
     Began
     | Made
@@ -174,6 +202,9 @@ Entry: TypeAlias = (
     | Void
     | Acknowledged
     | Packed
+    | JobMade
+    | JobStood
+    | JobEnded
 )
 
 _KINDS: dict[type[Entry], str] = {
@@ -190,8 +221,25 @@ _KINDS: dict[type[Entry], str] = {
     SessionEnded: "session-ended",
     Acknowledged: "acknowledged",
     Packed: "packed",
+    JobMade: "job-made",
+    JobStood: "job-stood",
+    JobEnded: "job-ended",
 }
+_JOB: Final = "job:"
 _OF_COMMANDS: Final = frozenset({Asked, Answered, Void})
+
+
+def job_subject(job_id: str) -> str:
+    """Returns the subject under which a job's entries stand."""
+    return _JOB + job_id
+
+
+def _split(subject: str) -> tuple[str, str]:
+    """Returns the subject that a chapter belongs to, and its number; the ids of jobs may hold dots."""
+    if subject.startswith(_JOB):
+        return subject, ""
+    name, _, number = subject.partition(".")
+    return name, number
 
 
 class Ledger:
@@ -205,7 +253,7 @@ class Ledger:
         self._journal = journal
         self._further: dict[str, list[int]] = {}  # chapters beside the first, in order
         for subject in journal.subjects():
-            sandbox_id, _, number = subject.partition(".")
+            sandbox_id, number = _split(subject)
             if number:
                 bisect.insort(self._further.setdefault(sandbox_id, []), int(number))
 
@@ -232,7 +280,7 @@ class Ledger:
             except Bug as error:
                 log.warning("%s: %s: %s", record.subject, record.kind[:40], error.message)
                 continue
-            yield record.subject.partition(".")[0], position, entry
+            yield _split(record.subject)[0], position, entry
 
     def closed(self, sandbox_id: str) -> list[str]:
         """Returns the chapters that nothing more is written to and that may be let go of."""

@@ -14,6 +14,7 @@ from skerry.node import registry
 from skerry.node.build import build_node
 from skerry.node.config import NodeConfig
 from skerry.node.gauges.readings import raise_descriptors_max
+from skerry.node.life.creation import outlives
 from skerry.node.life.owners import Exit
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.node import Node
@@ -158,7 +159,7 @@ async def _destroy_doomed(node: Node) -> None:
     doomed = [
         sandbox
         for sandbox in node.sandboxes
-        if not config.keep_on_exit or (config.embedded and not sandbox.spec.detached)
+        if not config.keep_on_exit or (config.embedded and not outlives(sandbox.spec))
     ]
     places = asyncio.Semaphore(DESTROYS_AT_ONCE)
 

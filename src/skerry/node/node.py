@@ -12,6 +12,7 @@ from skerry.node.files import Files
 from skerry.node.forward import Forwarder
 from skerry.node.gauges.metrics import Metrics
 from skerry.node.gauges.probes import Probes
+from skerry.node.jobs.keeping import Keeping
 from skerry.node.life.batch import Batches
 from skerry.node.life.chains import Chains
 from skerry.node.life.commits import Commits
@@ -39,6 +40,7 @@ class Node:
         self.loop_watch = parts.loop_watch
         self.sandboxes = parts.sandboxes
         self.owners = parts.owners
+        self.jobs = parts.jobs
         self.images = parts.images
         self.imports = parts.imports
         self.keeper = parts.keeper
@@ -58,6 +60,7 @@ class Node:
         self.operations = Operations(parts, self.lives, self.execution, self.answers, self.sessions)
         self.control = Control(parts, self.lives)
         self.drain = Drain(parts, self.control, self.lives)
+        self.keeping = Keeping(parts, self.control, self.lives)
         self.files = Files(self.lives, parts.clock)
         self.disk = Disk(self.lives, parts.images, parts.clock)
         self.forwarder = Forwarder(self.lives, parts.clock)
@@ -88,6 +91,7 @@ class Node:
             "chains_shortened_total": self.chains.shortened,
             "chains_failed_total": self.chains.failed,
             "owners": len(self.owners),
+            **self.keeping.gauges(),
             "idle_reclaim_bytes_total": self.idle.given_bytes,
             "idle_reclaim_refaults_total": self.idle.policy.refaults,
             "tasks": len(self.tasks),
@@ -98,6 +102,7 @@ class Node:
     def check_invariants(self) -> None:
         """Raises Bug unless every part keeps its own, and they agree with each other."""
         self.owners.check_invariants()
+        self.jobs.check_invariants()
         self.admission.check_invariants()
         running = 0
         for sandbox in self.sandboxes:

@@ -21,6 +21,7 @@ from skerry.backends.api import Instance, Sweepable
 from skerry.errors import Bug, OutcomeUnknown, PlatformError, SkerryError, StorageFailed
 from skerry.guest.client import GuestClient
 from skerry.node import ledger
+from skerry.node.admission.holders import JOB_LABEL, Holder
 from skerry.node.clock import sleep
 from skerry.node.commands import command
 from skerry.node.commands.inputs import ShortInput, SpooledInput
@@ -48,7 +49,8 @@ async def recover(node: Node) -> None:
     or the node, from starting.
     """
     node.owners.expect()
-    stories, commits = read_stories(node.ledger)
+    stories, commits, jobs = read_stories(node.ledger)
+    node.keeping.recall(jobs)
     node.commits.claim(commits)
     keep = {
         (sandbox_id, op_id)
@@ -77,6 +79,7 @@ async def recover(node: Node) -> None:
                 continue
             # Ended ones too: nobody else deletes what its owner can no longer ask for.
             node.owners.recover(sandbox)
+            node.jobs.recover_member(sandbox)
             group.create_task(one(sandbox, story))
     for name, backend in node.backends.items():
         if isinstance(backend, Sweepable):
@@ -88,6 +91,7 @@ async def recover(node: Node) -> None:
             for line in lines:
                 log.warning("swept: %s", line)
     node.commits.resume()
+    node.keeping.go_on(jobs)
 
 
 def _sandbox(
@@ -101,6 +105,7 @@ def _sandbox(
         node.clock.wall(),
         node.clock.monotonic(),
         owner=began.owner,
+        holder=Holder(began.tenant, began.owner, began.spec.labels.get(JOB_LABEL)),
         asked=None if story.changed is None else began.spec,
         image=began.image,
         parent=began.parent,
@@ -210,6 +215,7 @@ async def _adopt(node: Node, sandbox: Sandbox, story: Story) -> None:
     if sandbox.pausable is not None and not story.paused:
         await sandbox.pausable.resume()
     sandbox.hold(node.clock.monotonic(), held=story.paused)
+    sandbox.paused_by = story.paused_by if story.paused else ""
     sandbox.link = node.lives.link(sandbox)
     try:
         client = await sandbox.link.connect(FIRST_CONNECT_S)
@@ -224,7 +230,10 @@ async def _adopt_late(node: Node, sandbox: Sandbox, story: Story, link: Link) ->
     """Asks again until the agent answers, or for so long that it never will."""
     until = node.clock.monotonic() + RECONNECT_S
     if sandbox.pausable is not None and story.paused:
-        story.paused = False  # where the agent stands still with the rest, it must run to answer
+        story.paused, sandbox.paused_by = (
+            False,
+            "",
+        )  # where the agent stands still with the rest, it must run to answer
         with contextlib.suppress(SkerryError):
             await sandbox.pausable.resume()
         sandbox.hold(node.clock.monotonic(), held=False)

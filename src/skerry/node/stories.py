@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from skerry.node import ledger
 from skerry.node.commands.answers import past_of
@@ -20,6 +21,7 @@ class Story:
     made: ledger.Made | None = None
     ending: ledger.Ending | None = None
     paused: bool = False
+    paused_by: str = ""
     changed: ledger.Changed | None = None
     handle_top: int = HANDLES_BLOCK
     pending: dict[bytes, ledger.Asked] = field(default_factory=dict)
@@ -38,7 +40,7 @@ class Story:
             case ledger.Ending():
                 self.ending = entry
             case ledger.Stood():
-                self.paused = entry.paused
+                self.paused, self.paused_by = entry.paused, entry.by
             case ledger.Changed():
                 self.changed = entry
             case ledger.Handles():
@@ -74,10 +76,28 @@ class CommitStory:
     packed: ledger.Packed | None = None
 
 
-def read_stories(entries: ledger.Ledger) -> tuple[dict[str, Story], dict[str, CommitStory]]:
-    """Returns what the journal holds, by sandbox and by commit, oldest first."""
+@dataclass
+class JobStory:
+    """What the journal tells of one job."""
+
+    made: ledger.JobMade | None = None
+    stood: ledger.JobStood | None = None
+    ended: ledger.JobEnded | None = None
+
+
+class Stories(NamedTuple):
+    """What the journal holds, oldest first."""
+
+    sandboxes: dict[str, Story]
+    commits: dict[str, CommitStory]
+    jobs: dict[str, JobStory]  # by job id
+
+
+def read_stories(entries: ledger.Ledger) -> Stories:
+    """Returns what the journal holds, by sandbox, by commit and by job."""
     stories: dict[str, Story] = {}
     commits: dict[str, CommitStory] = {}
+    jobs: dict[str, JobStory] = {}
     for subject, position, entry in entries.replay():
         match entry:
             case ledger.Acknowledged():
@@ -85,6 +105,19 @@ def read_stories(entries: ledger.Ledger) -> tuple[dict[str, Story], dict[str, Co
             case ledger.Packed():
                 if subject in commits:
                     commits[subject].packed = entry
+            case ledger.JobMade() | ledger.JobStood() | ledger.JobEnded():
+                job_id = subject.removeprefix(ledger.job_subject(""))
+                _take(jobs.setdefault(job_id, JobStory()), entry)
             case _:
                 stories.setdefault(subject, Story()).take(position, entry)
-    return stories, commits
+    return Stories(stories, commits, jobs)
+
+
+def _take(story: JobStory, entry: ledger.JobMade | ledger.JobStood | ledger.JobEnded) -> None:
+    match entry:
+        case ledger.JobMade():
+            story.made = entry
+        case ledger.JobStood():
+            story.stood = entry
+        case ledger.JobEnded():
+            story.ended = entry

@@ -8,6 +8,7 @@ import stat
 from skerry.errors import InvalidRequest, Unavailable
 from skerry.sdk.embedded import RUN_DIR, STATE_DIR, OwnerConnection, find_or_start
 from skerry.sdk.images import AsyncImages
+from skerry.sdk.jobs import AsyncJobs
 from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.trajectories import AsyncTrajectories
 from skerry.sdk.transport import Transport
@@ -42,6 +43,7 @@ class AsyncClient:
         self.sandboxes: AsyncSandboxes
         self.images: AsyncImages
         self.trajectories: AsyncTrajectories
+        self.jobs: AsyncJobs
 
     async def __aenter__(self) -> AsyncClient:
         if self._url is not None:
@@ -59,6 +61,7 @@ class AsyncClient:
         self.sandboxes = AsyncSandboxes(transport)
         self.images = AsyncImages(transport, self.sandboxes)
         self.trajectories = AsyncTrajectories(transport)
+        self.jobs = AsyncJobs(transport)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -28,10 +28,11 @@ UNDO_WITHIN_S = 60.0  # a batch under way is ended first
 
 
 class AsyncSandboxes:
-    """The sandboxes of a node."""
+    """The sandboxes of a node; of a job, if it has one: then what it makes and lists is the job's."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, job: str | None = None) -> None:
         self._transport = transport
+        self._job = job
 
     async def create(
         self,
@@ -48,7 +49,7 @@ class AsyncSandboxes:
         the node's queue and then by asking again when the node said. Raises Overloaded with the limit
         and who holds it.
         """
-        spec = spec_of(backend, key=key or secrets.token_hex(16), **options)
+        spec = self._of_job(spec_of(backend, key=key or secrets.token_hex(16), **options))
         try:
             info = await self._create(spec, Patience(wait))
         except asyncio.CancelledError:
@@ -109,7 +110,7 @@ class AsyncSandboxes:
         They are alike, with the options of `create`. Waits for room for all of them for up to
         `wait` seconds. Cancelled, it leaves none either.
         """
-        spec = spec_of(backend, key=secrets.token_hex(16), **options)
+        spec = self._of_job(spec_of(backend, key=secrets.token_hex(16), **options))
         try:
             items = await self.create_batch(spec, count, all_or_nothing=True, wait=wait)
         except asyncio.CancelledError:
@@ -137,7 +138,7 @@ class AsyncSandboxes:
         spec a lost connection is followed by the same request again: members that were made are
         found by `KEY/i` and not made twice.
         """
-        patience = Patience(wait)
+        patience, spec = Patience(wait), self._of_job(spec)
         while True:
             body = BatchCreate(
                 spec=spec, count=count, all_or_nothing=all_or_nothing, wait_s=patience.for_batch()
@@ -171,7 +172,8 @@ class AsyncSandboxes:
         cancellation) undoes the rest, and none is left behind.
         """
         key = spec.key or secrets.token_hex(16)
-        events = BatchEvents(self._transport, msgspec.structs.replace(spec, key=key), count, wait)
+        keyed = msgspec.structs.replace(self._of_job(spec), key=key)
+        events = BatchEvents(self._transport, keyed, count, wait)
         yielded: list[str] = []
         debt = self._transport.debts.owe(lambda: self._undo_batch(key, yielded))
         try:
@@ -240,6 +242,11 @@ class AsyncSandboxes:
             params={"sandbox": sandbox_id} if sandbox_id else None,
         )
 
+    def _of_job(self, spec: SandboxSpec) -> SandboxSpec:
+        if self._job is None or spec.job is not None:
+            return spec
+        return msgspec.structs.replace(spec, job=self._job)
+
     async def _whole(self, beginning: str) -> str:
         found = [info.id for info in await self.list() if info.id.startswith(beginning)]
         if len(found) == 1 and beginning:
@@ -256,9 +263,11 @@ class AsyncSandboxes:
         state: str | None = None,
         labels: dict[str, str] | None = None,
         key: str | None = None,
+        job: str | None = None,
     ) -> list[SandboxInfo]:
         """Returns all sandboxes that match, oldest first."""
-        query = [(name, value) for name, value in (("state", state), ("key", key)) if value]
+        asked = (("state", state), ("key", key), ("job", job or self._job))
+        query = [(name, value) for name, value in asked if value]
         query += [("label", f"{name}={value}") for name, value in (labels or {}).items()]
         found: list[SandboxInfo] = []
         cursor: list[tuple[str, str]] = []

@@ -16,6 +16,7 @@ from skerry.sdk import commits as _commits
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
+from skerry.sdk import jobs as _jobs
 from skerry.sdk import sandbox as _sandbox
 from skerry.sdk import sandboxes as _sandboxes
 from skerry.sdk import session as _session
@@ -24,6 +25,7 @@ from skerry.sdk import trajectories as _trajectories
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
+from skerry.sdk.jobs import OnProgress
 from skerry.sdk.options import SandboxOptions
 from skerry.sdk.patience import WAIT_S
 from skerry.sdk.portal import Portal, to_async
@@ -31,6 +33,7 @@ from skerry.sdk.running import Command
 from skerry.sdk.transfer import Progress, Transfer
 from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
+from skerry.spec.job import JobInfo
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.trajectory import (
@@ -45,6 +48,7 @@ from skerry.wire.commits import CommitInfo
 from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.batch import BatchItem
 from skerry.wire.http import Health, OpStatus, StreamEvent
+from skerry.wire.jobs import JobMoved, JobQueue
 from skerry.wire.network import NetworkView
 from skerry.wire.sessions import SessionInfo
 
@@ -1023,7 +1027,7 @@ class Sandbox:
 
 
 class Sandboxes:
-    """The sandboxes of a node."""
+    """The sandboxes of a node; of a job, if it has one: then what it makes and lists is the job's."""
 
     def __init__(self, portal: Portal, inner: _sandboxes.AsyncSandboxes) -> None:
         self._portal = portal
@@ -1147,9 +1151,137 @@ class Sandboxes:
         state: str | None = None,
         labels: dict[str, str] | None = None,
         key: str | None = None,
+        job: str | None = None,
     ) -> list[SandboxInfo]:
         """Returns all sandboxes that match, oldest first."""
-        return self._portal.call(self._inner.list(state=state, labels=labels, key=key))
+        return self._portal.call(self._inner.list(state=state, labels=labels, key=key, job=job))
+
+
+class Jobs:
+    """The jobs of a node."""
+
+    def __init__(self, portal: Portal, inner: _jobs.AsyncJobs) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def create(
+        self,
+        name: str,
+        *,
+        lease: float = 60.0,
+        on_lost: str = "pause",
+        grace: float = 30.0,
+        resume: str = "lazy",
+        priority: int = 0,
+        sandboxes_max: int | None = None,
+        ttl: float | None = None,
+        labels: dict[str, str] | None = None,
+    ) -> Job:
+        """Returns the job of that name, made if it is not there; a repeat must ask for the same.
+
+        Its lease runs from here on: enter the job, or call `heartbeat`, within `lease` seconds. When
+        that and `grace` have passed, its sandboxes are paused ("pause"), stopped with the job ("stop"),
+        or left as they are ("keep"). When the trainer is back, what was paused goes on: "lazy": where
+        commands are under way at once, elsewhere with the next request; "all": at once. Of one
+        token's jobs whose creates wait a higher `priority` (-10 to 10) is first; `sandboxes_max` may
+        live at once. After `ttl` seconds all of it is stopped, whatever happens.
+
+        Raises InvalidRequest, Conflict (another job has that name, or it has ended), Overloaded.
+        """
+        return Job(
+            self._portal,
+            self._portal.call(
+                self._inner.create(
+                    name,
+                    lease=lease,
+                    on_lost=on_lost,
+                    grace=grace,
+                    resume=resume,
+                    priority=priority,
+                    sandboxes_max=sandboxes_max,
+                    ttl=ttl,
+                    labels=labels,
+                )
+            ),
+        )
+
+    def attach(self, name: str) -> Job:
+        """Returns the job as its trainer: that is a heartbeat, and what its loss has paused goes on.
+
+        Raises NotFound, Conflict if it has ended.
+        """
+        return Job(self._portal, self._portal.call(self._inner.attach(name)))
+
+    def get(self, name: str) -> Job:
+        """Returns a handle on a job, which changes nothing for it; NotFound."""
+        return Job(self._portal, self._portal.call(self._inner.get(name)))
+
+    def list(self, *, labels: dict[str, str] | None = None, ended: bool = False) -> list[JobInfo]:
+        """Returns what is known of the jobs with these labels, oldest first; ended ones on request."""
+        return self._portal.call(self._inner.list(labels=labels, ended=ended))
+
+
+class Job:
+    """A job. Within `async with job` its lease is renewed, from a thread of its own.
+
+    Leaving the block ends nothing: the lease runs out, and then happens what the job was made for.
+    `end` ends it. `sandboxes` makes and lists those of the job.
+    """
+
+    def __init__(self, portal: Portal, inner: _jobs.AsyncJob) -> None:
+        self._portal = portal
+        self._inner = inner
+        self.id = inner.id
+        self.spec = inner.spec
+        self.created_as = inner.created_as
+        self.sandboxes = Sandboxes(portal, inner.sandboxes)
+
+    def heartbeat(self) -> JobInfo:
+        """Renews the lease; what its loss has paused goes on. Raises NotFound, Conflict if it ended."""
+        return self._portal.call(self._inner.heartbeat())
+
+    def info(self) -> JobInfo:
+        """Returns how it stands."""
+        return self._portal.call(self._inner.info())
+
+    def queue(self) -> JobQueue:
+        """Returns which of its creates wait for room, in which place, and for how long about."""
+        return self._portal.call(self._inner.queue())
+
+    def pause(self, on_progress: OnProgress | None = None) -> JobMoved:
+        """Pauses all its sandboxes; returns when each of them stands still or could not.
+
+        Those are named in `failed`, and run on. The longest idle is first; creates wait from the
+        beginning on, until `resume`. `on_progress` is told of each one. A lost connection or a
+        restart of the node ends nothing and is waited for; cancelled, it stops where it is.
+        """
+        return self._portal.call(self._inner.pause(on_progress))
+
+    def resume(self, on_progress: OnProgress | None = None) -> JobMoved:
+        """Resumes what `pause` or the loss of the lease has paused, as `pause` does the reverse.
+
+        Those in which commands are under way are first, then the last used.
+        """
+        return self._portal.call(self._inner.resume(on_progress))
+
+    def end(self) -> JobInfo:
+        """Destroys its sandboxes and forgets it; its name is free when this returns. Idempotent."""
+        return self._portal.call(self._inner.end())
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __enter__(self) -> Job:
+        self._portal.call(self._inner.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._portal.call(self._inner.__aexit__())
+
+    @property
+    def lost(self) -> SkerryError | None:
+        """Why heartbeats have stopped within the block: the job has ended, or was removed."""
+        return self._inner.lost
 
 
 class Images:
@@ -1444,6 +1576,7 @@ class Client:
         self.sandboxes = Sandboxes(self._portal, inner.sandboxes)
         self.images = Images(self._portal, inner.images)
         self.trajectories = Trajectories(self._portal, inner.trajectories)
+        self.jobs = Jobs(self._portal, inner.jobs)
 
     def __repr__(self) -> str:
         return repr(self._inner)

@@ -62,6 +62,10 @@ class Transport:
         self._root = self._url.raw_path.rstrip("/")
         self._fixed = _fixed_lines(self._url, token)
 
+    def another(self) -> Transport:
+        """Returns one to the same node with connections of its own, for another loop at that time."""
+        return Transport(self.base, socket_path=self.socket_path, token=self._token)
+
     @property
     def where(self) -> str:
         """The node's address, for messages."""

@@ -11,7 +11,7 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | POST sandboxes?wait= | SandboxSpec -> SandboxInfo (running); waits that long for room |
 | POST sandboxes/batch?stream= | BatchCreate -> BatchResult, or stream of BatchEvent |
 | POST sandboxes/batch/delete | BatchDelete -> BatchResult |
-| GET sandboxes?state=&label=k=v&key=&limit=&cursor= | -> SandboxPage |
+| GET sandboxes?state=&label=k=v&key=&job=&limit=&cursor= | -> SandboxPage |
 | GET, DELETE sandboxes/ID | -> SandboxInfo (DELETE: idempotent, answers when nothing is left) |
 | PATCH sandboxes/ID | SandboxChange -> SandboxInfo (deadlines and labels of a live sandbox) |
 | POST sandboxes/ID/pause | -> SandboxInfo (paused: its commands stand still); idempotent |
@@ -60,6 +60,14 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | GET commits?sandbox= | -> list of CommitInfo, oldest first |
 | GET commits/CID?wait=SECONDS | -> CommitInfo, once it is done or failed, or after that time |
 | POST sandboxes/ID/fork | ForkBody -> BatchResult |
+| POST jobs | JobSpec -> JobInfo; a repeat finds it, and counts as a heartbeat |
+| GET jobs?label=k=v&all= | -> list of JobInfo |
+| GET, DELETE jobs/JID | -> JobInfo (DELETE: its sandboxes are destroyed, its id is free; idempotent) |
+| POST jobs/JID/heartbeat | -> JobInfo: its lease has its full term again |
+| POST, DELETE jobs/JID/pause | POST: all -> stream of JobStep (wire/jobs.py); DELETE: ends that \
+  where it is -> JobInfo |
+| POST, DELETE jobs/JID/resume | likewise: what the job's pause, or the loss of its lease, has paused |
+| GET jobs/JID/queue | -> JobQueue: positions and estimates of its creates that wait |
 | GET, POST, DELETE node/drain | POST: DrainBody -> DrainState (no new sandboxes; those that live are \
   stopped after the grace); DELETE takes it back |
 | GET images | -> list of LayerManifest |

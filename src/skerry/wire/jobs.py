@@ -20,11 +20,15 @@ class JobFailure(msgspec.Struct, frozen=True):
 
 
 class JobMoved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The end of a pause or a resume of all. `done` + `failed` + `left` = `total`."""
+    """The end of a pause or a resume of all. `done` + `failures` + `left` = `total`.
+
+    `failed` names the first 500; each was named in a step of its own.
+    """
 
     total: int  # sandboxes that it was to act on
     done: int  # that stand or run now, or have ended meanwhile
     left: int = 0  # that it did not come to: it was cancelled
+    failures: int = 0
     failed: tuple[JobFailure, ...] = ()
     seconds: float = 0.0
     freed_bytes: int = 0  # by a pause: by how much their memory shrank

@@ -33,6 +33,7 @@ class Route(NamedTuple):
 
 STRING, FLAG = {"type": "string"}, {"enum": ["0", "1", "true", "false"]}
 BASE: Final = "/v1/sandboxes/{id}"
+JOB: Final = "/v1/jobs/{job}"
 OP = Param(
     "op",
     {"type": "string", "pattern": "^[0-9a-f]{32}$"},

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.files import FileInfo, TreeUsage
+from skerry.spec.job import JobInfo, JobSpec
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, Usage
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchResult
@@ -32,6 +33,7 @@ from skerry.wire.http import (
     StdinTaken,
     StreamEvent,
 )
+from skerry.wire.jobs import JobQueue
 from skerry.wire.network import NetworkBody, NetworkView
 from skerry.wire.registry import CollapseBody, PushBody, RegistryBody
 from skerry.wire.route import (
@@ -39,6 +41,7 @@ from skerry.wire.route import (
     BYTES,
     FLAG,
     GONE,
+    JOB,
     OP,
     PATH,
     STATE,
@@ -52,6 +55,28 @@ from skerry.wire.route import (
 )
 from skerry.wire.sessions import SessionCreate, SessionInfo
 from skerry.wire.trajectory_routes import TRAJECTORY_ROUTES
+
+JOB_ROUTES: Final[tuple[Route, ...]] = (
+    Route("POST", "/v1/jobs", "Makes a job, or finds it by its id.", JobSpec, JobInfo),
+    Route(
+        "GET",
+        "/v1/jobs",
+        "Lists jobs, oldest first.",
+        answer=list[JobInfo],
+        params=(
+            Param("label", {"type": "array", "items": STRING}, "name=value; all must match"),
+            Param("all", FLAG, "1: ended ones too"),
+        ),
+    ),
+    Route("GET", JOB, "How a job stands.", answer=JobInfo),
+    Route("DELETE", JOB, "Ends it: destroys its sandboxes and frees its id.", answer=JobInfo),
+    Route("POST", f"{JOB}/heartbeat", "Renews its lease.", answer=JobInfo),
+    Route("POST", f"{JOB}/pause", "Pauses all; a stream of JobStep.", answer=STREAM),
+    Route("DELETE", f"{JOB}/pause", "Ends a pause of all where it is.", answer=JobInfo),
+    Route("POST", f"{JOB}/resume", "Resumes what was paused so.", answer=STREAM),
+    Route("DELETE", f"{JOB}/resume", "Ends a resume of all where it is.", answer=JobInfo),
+    Route("GET", f"{JOB}/queue", "Who of it waits for room, and how long.", answer=JobQueue),
+)
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route("GET", "/v1/health", "The node's own view; needs no token.", answer=Health),
@@ -74,6 +99,7 @@ ROUTES: Final[tuple[Route, ...]] = (
             STATE,
             Param("label", {"type": "array", "items": STRING}, "name=value; all must match"),
             Param("key", STRING, "idempotency key"),
+            Param("job", STRING, "id of the job that they belong to"),
             Param("limit", integer(1, 1000), "at most that many; 100"),
             Param("cursor", STRING, "of the page before"),
         ),
@@ -87,6 +113,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         params=(Param("stream", FLAG, "1: the answer is a stream of BatchEvent instead"),),
     ),
     Route("POST", "/v1/sandboxes/batch/delete", "Destroys many.", BatchDelete, BatchResult),
+    *JOB_ROUTES,
     Route("GET", BASE, "What a sandbox is.", answer=SandboxInfo),
     Route(
         "PATCH", BASE, "Changes deadlines and labels while it lives.", SandboxChange, SandboxInfo

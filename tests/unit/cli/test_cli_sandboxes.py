@@ -37,7 +37,7 @@ def test_ls_json_gives_one_complete_object_a_line() -> None:
 def test_ls_filters_on_the_node() -> None:
     client = two()
     invoke(client, "ls", "--label", "job=7", "--state", "failed")
-    assert client.calls[-1] == ("list", {"state": "failed", "labels": {"job": "7"}})
+    assert client.calls[-1] == ("list", {"state": "failed", "labels": {"job": "7"}, "job": None})
 
 
 def test_ls_of_nothing_says_so_to_people_only() -> None:

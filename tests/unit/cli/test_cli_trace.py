@@ -10,7 +10,7 @@ import pytest
 from fake_client import invoke
 
 from skerry.cli.app import App
-from skerry.cli.jobs import Board, Lines, jobs_dir, mean, show_table
+from skerry.cli.recorded import Board, Lines, jobs_dir, mean, show_table
 from skerry.spec.rollout import Attempt, JobEvent, RolloutRecord
 from skerry.spec.verdict import Evidence, Outcome
 from skerry.trajectory.rollouts import FILE, JobLog

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from skerry.errors import Overloaded
-from skerry.node.admission.doors import JITTER, Admission
+from skerry.node.admission.doors import Admission
 from skerry.node.admission.holders import Holder
+from skerry.node.admission.refusals import JITTER
 from skerry.node.admission.shortage import Claim, Shortage
 from skerry.node.config import Limits
 from skerry.node.gauges.readings import Descriptors, Host, Readings

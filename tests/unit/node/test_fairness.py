@@ -108,3 +108,72 @@ def test_random_use_keeps_the_invariants_and_loses_nobody() -> None:
             queue.check_invariants()
         assert len(queue) == len(inside)
         assert set(drain(queue)) == set(inside)
+
+
+def test_rank_moves_turns_within_a_group_and_takes_none_from_others() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(30):
+        queue.push("low", 0, "low", group="g")
+        queue.push("other", 0, "other", group="h", rank=-9)
+        if number < 10:
+            queue.push("high", 0, "high", group="g", rank=1)
+    first = drain(queue, 15)
+    assert first.count("high") == 10
+    assert first.count("other") == 5
+    assert drain(queue, 20).count("other") == pytest.approx(10, abs=1)
+    rest = drain(queue)
+    assert (rest.count("low"), rest.count("other")) == (20, 15) or len(rest) == 35
+
+
+def test_flows_of_one_rank_share_what_lower_ones_give_them() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(60):
+        queue.push("low", 0, "low", group="g")
+        for flow in "ab":
+            queue.push(flow, 0, flow, group="g", rank=2)
+    order = drain(queue, 60)
+    assert "low" not in order
+    assert order.count("a") == pytest.approx(30, abs=1)
+
+
+def test_parked_flow_keeps_its_place_and_holds_up_nobody() -> None:
+    queue: FairQueue[str] = FairQueue()
+    tickets = [queue.push("a", 0, f"a{number}") for number in range(3)]
+    queue.push("b", 0, "b")
+    queue.park("a")
+    queue.check_invariants()
+    assert drain(queue) == ["b"]
+    assert queue.remove(tickets[1])
+    queue.push("a", 0, "a3")
+    assert queue.head() is None
+    queue.unpark("a")
+    assert drain(queue) == ["a0", "a2", "a3"]
+
+
+def test_random_parking_loses_nobody() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        queue: FairQueue[int] = FairQueue()
+        parked: set[str] = set()
+        inside = {}
+        for number in range(500):
+            flow = str(rng.randrange(6))
+            match rng.randrange(5):
+                case 0 | 1:
+                    group, rank = str(int(flow) % 2), int(flow) % 3
+                    inside[number] = queue.push(flow, 0, number, group=group, rank=rank)
+                case 2:
+                    queue.park(flow)
+                    parked.add(flow)
+                case 3:
+                    queue.unpark(flow)
+                    parked.discard(flow)
+                case _:
+                    head = queue.head()
+                    if head is not None:
+                        queue.serve(head)
+                        del inside[head.item]
+            queue.check_invariants()
+        for flow in "012345":
+            queue.unpark(flow)
+        assert set(drain(queue)) == set(inside)

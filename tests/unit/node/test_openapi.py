@@ -34,6 +34,7 @@ def test_every_route_is_in_the_contract_and_in_the_reference() -> None:
         short = path.removeprefix("/v1/").replace("{id}", "ID").replace("{op}", "OPID")
         short = short.replace("{name}", "NAME").replace("{session}", "SID")
         short = short.replace("{commit}", "CID").replace("{digest}", "SHA256")
+        short = short.replace("{job}", "JID")
         row = re.compile(
             rf"^\| [A-Z, ]*\b{method}\b[A-Z, ]* {re.escape(short)}[? |(]", re.MULTILINE
         )

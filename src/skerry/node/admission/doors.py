@@ -2,7 +2,8 @@
 
 A create passes two doors. The first is **room**: `ask` says yes or no at once, or queues those that
 said how long they would wait. The second is a **place** among the creates that a backend carries out
-at once. Both queues are fair between flows (owner connections, or jobs of a token).
+at once. Both queues are fair between flows (jobs, owner connections, or the rest of a token). Who is at
+a limit of its own waits beside the queue and holds up nobody else.
 """
 
 from __future__ import annotations
@@ -14,20 +15,18 @@ from contextlib import asynccontextmanager
 
 from skerry.density.pressure import Pressure
 from skerry.errors import Bug, Overloaded, Unavailable
-from skerry.node.admission.fairness import FairQueue
+from skerry.node.admission.fairness import FairQueue, Flow
 from skerry.node.admission.holders import Holder, Holders
+from skerry.node.admission.lineup import Line
+from skerry.node.admission.quotas import Quotas
 from skerry.node.admission.rates import Rate
+from skerry.node.admission.refusals import Refusals, draining, ending
 from skerry.node.admission.shortage import LOOK_EVERY_S, Claim, Claims, Shortage, Shortages
 from skerry.node.admission.waits import Gone, Wait
 from skerry.node.clock import Clock
 from skerry.node.config import Limits
 from skerry.node.gauges.readings import Readings
 from skerry.node.timers import Timer, Timers
-
-RETRY_S = (1.25, 48.0)  # with the jitter between one second and a minute
-RETRY_UNKNOWN_S = 5.0  # when nothing has ended lately, nobody can tell
-JITTER = (0.8, 1.25)
-DRAINING_RETRY_S = 30.0
 
 
 class Admission:
@@ -52,19 +51,23 @@ class Admission:
         self.limits = limits
         self.claims = Claims()
         self.holders = Holders()
+        self.quotas = Quotas(limits, self.holders, clock.monotonic)
+        # Members of batches that have not asked yet: they wait behind those that have.
+        self.expected: Counter[Holder] = Counter()
         self.operations = 0
         self.creating = 0
         self._shut: Callable[[], Unavailable] | None = None
-        self.refused: Counter[str] = Counter()  # by limit
         self.shortages = Shortages(limits, clock.monotonic, host, pressure, lag)
         self.admitted = Rate(clock.monotonic)
         self.ended = Rate(clock.monotonic)
         self._clock = clock
+        self._refusals = Refusals(self.holders, self.ended, jitter)
+        self.refused = self._refusals.counts
         self._timers = timers
-        self._jitter = jitter
         self._weights = weights or {}
         self._room: FairQueue[Wait] = FairQueue(self._weight)
         self._places: FairQueue[Wait] = FairQueue(self._weight)
+        self._parked: dict[str, str] = {}  # flows at a limit of their own: their tokens
         self._poll: Timer | None = None
 
     @property
@@ -75,22 +78,22 @@ class Admission:
     @property
     def closing(self) -> bool:
         """Whether the node is ending: nobody comes in any more, and nothing is begun."""
-        return self._shut is _ending
+        return self._shut is ending
 
     @closing.setter
     def closing(self, on: bool) -> None:
-        self._shut = _ending if on else None
+        self._shut = ending if on else None
         self._let_in()
 
     @property
     def draining(self) -> bool:
         """Whether no new sandboxes are taken; commands in those that live go on."""
-        return self._shut is _draining
+        return self._shut is draining
 
     @draining.setter
     def draining(self, on: bool) -> None:
         if not self.closing:
-            self._shut = _draining if on else None
+            self._shut = draining if on else None
             self._let_in()
 
     @property
@@ -106,13 +109,16 @@ class Admission:
         Raises Overloaded if there is no room and `wait_s` is 0, or if too many wait already.
         """
         self._check_open()
-        short = self.shortages.find(self.claims, claim)
-        if short is None and not len(self._room):
+        own = self.quotas.find(claim)
+        short = own or self.shortages.find(self.claims, claim)
+        if short is None and self._room.head() is None:
             self.count(claim)
             return None
         if wait_s <= 0:
             raise self._refuse(short or self._queued(), claim.holder)
         wait = self._enqueue(self._room, claim, priority)
+        if own is not None:
+            self._park(claim.holder)
         wait.timer = self._timers.after(wait_s, lambda: self._give_up(wait))
         self._watch()
         return wait
@@ -120,9 +126,13 @@ class Admission:
     def check(self, claim: Claim) -> None:
         """Raises Overloaded unless the claim would be let in now."""
         self._check_open()
-        short = self.shortages.find(self.claims, claim)
-        if short is not None or len(self._room):
+        short = self.find(claim)
+        if short is not None or self._room.head() is not None:
             raise self._refuse(short or self._queued(), claim.holder)
+
+    def find(self, claim: Claim) -> Shortage | None:
+        """Returns what is in the way of a claim now, but for those who wait before it."""
+        return self.quotas.find(claim) or self.shortages.find(self.claims, claim)
 
     async def until_admitted(self, wait: Wait, gone: Gone | None = None) -> None:
         """Returns when the claim is counted in; raises Overloaded once its time is over.
@@ -167,9 +177,30 @@ class Admission:
         self.holders.remove(claim.holder)
         if lived:
             self.ended.note()
+            self.quotas.ended(claim.holder)
+        self._unpark(claim.holder.tenant)
         self._let_in()
 
+    def hold(self, holder: Holder, why: Shortage | None) -> None:
+        """A job takes no creates for that reason: they wait; or it takes them again."""
+        self.quotas.hold(holder.flow, why)
+        if why is None:
+            self._unpark(holder.tenant)
+            self._let_in()
+
+    def _park(self, holder: Holder) -> None:
+        self._room.park(holder.flow)
+        self._parked[holder.flow] = holder.tenant
+
+    def _unpark(self, tenant: str | None = None) -> None:
+        """Lets flows of a token, or all, have turns again: their limits are looked at anew then."""
+        for flow in [one for one, of in self._parked.items() if tenant in (None, of)]:
+            self._room.unpark(flow)
+            del self._parked[flow]
+
     def _let_in(self) -> None:
+        if self._shut is not None:
+            self._unpark()
         while (head := self._room.head()) is not None:
             wait = head.item
             if wait.done.done():  # it has left, and is about to say so itself
@@ -179,6 +210,9 @@ class Admission:
                 self._room.remove(head)
                 wait.ticket = None
                 wait.leave(self._shut())
+                continue
+            if self.quotas.find(wait.claim) is not None:
+                self._park(wait.claim.holder)
                 continue
             if self.shortages.find(self.claims, wait.claim) is not None:
                 return
@@ -198,7 +232,7 @@ class Admission:
         self._watch()
 
     def _give_up(self, wait: Wait) -> None:
-        short = self.shortages.find(self.claims, wait.claim) or self._queued()
+        short = self.find(wait.claim) or self._queued()
         if not wait.done.done():
             wait.leave(self._refuse(short, wait.claim.holder))
 
@@ -256,7 +290,8 @@ class Admission:
             short = Shortage(name, message, {"used": mine, "maximum": maximum}, self._turn_s())
             raise self._refuse(short, claim.holder)
         wait = Wait(claim)
-        wait.ticket = queue.push(flow, priority, wait)
+        holder = claim.holder
+        wait.ticket = queue.push(flow, priority, wait, group=holder.tenant, rank=holder.rank)
         return wait
 
     def _dequeue(self, queue: FairQueue[Wait], wait: Wait) -> None:
@@ -271,7 +306,22 @@ class Admission:
         kind, _, name = flow.partition(" ")
         if kind == "token":
             name = name.partition(" job ")[2]
+        elif kind == "job":
+            name = name.partition(" ")[2]
         return self._weights.get(name, 1.0)
+
+    def line(self, holder: Holder) -> Line:
+        """Returns who of a job waits for room, in their order, and how long that takes."""
+        flows = {flow.name: flow for flow in self._room.flows()}
+        for one, more in (*self.expected.items(), (holder, 0)):
+            name = one.flow
+            known = flows.get(name) or Flow(name, 0, one.tenant, one.rank, self._weight(name))
+            flows[name] = known._replace(waiting=known.waiting + more)
+        waits = [ticket.item for ticket in self._room.line(holder.flow)]
+        others = [flow for name, flow in flows.items() if name not in (holder.flow, *self._parked)]
+        own = self.quotas.ends_per_second(holder.flow) if holder.flow in self._parked else None
+        rate = self.admitted.per_second() if own is None else own
+        return Line(waits, flows[holder.flow], others, rate)
 
     # -- commands ---------------------------------------------------------------------------------
 
@@ -279,7 +329,7 @@ class Admission:
         """Raises Overloaded unless one more command may run now."""
         limits = self.limits
         if self.closing:
-            raise _ending()
+            raise ending()
         if self.operations >= limits.operations_max:
             raise self._full("operations", self.operations, limits.operations_max)
         if running_there >= limits.operations_per_sandbox_max:
@@ -288,7 +338,8 @@ class Admission:
 
     def check_possible(self, wanted: int, holder: Holder) -> None:
         """Raises Overloaded if so many would not fit even on an empty node: waiting is in vain."""
-        maximum = self.limits.sandboxes_max
+        maximum, own = self.limits.sandboxes_max, self.quotas.largest(holder)
+        maximum = maximum if own is None else min(own, maximum)
         if wanted > maximum:
             message = f"sandboxes: {wanted} are wanted at once, and at most {maximum} may live"
             fields = {"used": self.sandboxes, "maximum": maximum, "wanted": wanted}
@@ -318,22 +369,11 @@ class Admission:
         return self.waiting / rate if rate > 0 else 1.0
 
     def _refuse(self, short: Shortage, holder: Holder | None) -> Overloaded:
-        """Returns the refusal; the time to come back is an estimate, and differs by client."""
-        self.refused[short.limit] += 1
-        after = short.after_s
-        if after is None:
-            rate = self.ended.per_second()
-            after = (1 + len(self._room)) / rate if rate > 0.01 else RETRY_UNKNOWN_S
-        after = max(RETRY_S[0], min(RETRY_S[1], after)) * self._jitter(*JITTER)
-        fields = dict(short.fields)
-        if holder is not None:
-            fields["holders"] = self.holders.told_to(holder)
-        return Overloaded(short.message, limit=short.limit, retry_after_s=round(after, 2), **fields)
+        return self._refusals.say(short, holder, len(self._room))
 
     def gauges(self) -> dict[str, float]:
         """Returns counts and readings for whoever exports them."""
-        shortages = self.shortages
-        shortages.look()
+        self.shortages.look()
         return {
             "sandboxes": self.sandboxes,
             "sandboxes_max": self.limits.sandboxes_max,
@@ -346,8 +386,8 @@ class Admission:
             "admitted_total": self.admitted.total,
             "ended_total": self.ended.total,
             "refused_total": self.refused.total(),
-            "memory_available_bytes": shortages.readings.memory_available,
-            "disk_free_bytes": shortages.readings.disk_free,
+            "memory_available_bytes": self.shortages.readings.memory_available,
+            "disk_free_bytes": self.shortages.readings.disk_free,
         }
 
     def check_invariants(self) -> None:
@@ -358,15 +398,3 @@ class Admission:
             raise Bug(f"{self.creating} creates are under way")
         if len(self._places) and self.creating < self.limits.creates_in_flight_max:
             raise Bug("someone waits for a place while one is free")
-
-
-def _ending() -> Unavailable:
-    return Unavailable("the node is ending: ask again", retry_after_s=0.1)
-
-
-def _draining() -> Unavailable:
-    return Unavailable(
-        "the node is being drained: it takes no new sandboxes",
-        reason="draining",
-        retry_after_s=DRAINING_RETRY_S,
-    )

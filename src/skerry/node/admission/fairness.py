@@ -4,6 +4,10 @@ Start-time fair queueing (Goyal, Vin, Cheng 1996) with requests of one size: eac
 that a turn moves on by 1/weight, and the flow whose clock is least behind is next. A flow that comes
 back finds its clock where it was, so leaving and returning gains nothing. Within a flow the higher
 priority is first, then who came first.
+
+Flows of one group may differ in rank: a turn of any of them goes to the highest rank that waits in the
+group. So a rank moves turns within a group and never takes one from another. A flow that is parked
+keeps its place and gets no turn.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from skerry.errors import Bug
 
@@ -30,17 +34,33 @@ class Ticket(Generic[T]):
     item: T
 
 
+class Flow(NamedTuple):
+    """A flow as others see it: how many of it wait, whose it is, its rank there, and its weight."""
+
+    name: str
+    waiting: int
+    group: str = ""
+    rank: int = 0
+    weight: float = 1.0
+
+
 @dataclass(slots=True)
 class _Flow(Generic[T]):
+    group: str
+    rank: int
     lanes: dict[int, OrderedDict[int, Ticket[T]]] = field(default_factory=dict)
     waiting: int = 0
+
+    def first(self) -> Ticket[T]:
+        return next(iter(self.lanes[max(self.lanes)].values()))
 
 
 class FairQueue(Generic[T]):
     """The queue.
 
-    Invariants: every flow in `_flows` has someone waiting and one entry in `_turns`; what flows
-    that left have in `_turns` and `_clocks` is bounded by those that wait, and a constant.
+    Invariants: every flow in `_flows` has someone waiting and, unless it is parked, one entry in
+    `_turns` and its place in `_ranks`; what flows that left have in `_turns` and `_clocks` is bounded
+    by those that wait, and a constant.
     """
 
     def __init__(self, weight: Callable[[str], float] = lambda _flow: 1.0) -> None:
@@ -48,6 +68,8 @@ class FairQueue(Generic[T]):
         self._flows: dict[str, _Flow[T]] = {}
         self._turns: list[tuple[float, int, str]] = []  # a heap
         self._listed: set[str] = set()
+        self._parked: set[str] = set()
+        self._ranks: dict[str, dict[int, OrderedDict[str, None]]] = {}  # by group
         self._clocks: dict[str, float] = {}
         self._clock = 0.0
         self._numbers = itertools.count()
@@ -61,10 +83,31 @@ class FairQueue(Generic[T]):
         known = self._flows.get(flow)
         return 0 if known is None else known.waiting
 
-    def push(self, flow: str, priority: int, item: T) -> Ticket[T]:
-        """Puts one at the end of its flow."""
+    def flows(self) -> list[Flow]:
+        """Returns every flow that waits."""
+        return [
+            Flow(name, one.waiting, one.group, one.rank, self._weight(name))
+            for name, one in self._flows.items()
+        ]
+
+    def line(self, flow: str) -> list[Ticket[T]]:
+        """Returns who waits of a flow, in the order of being served."""
+        known = self._flows.get(flow)
+        if known is None:
+            return []
+        return [
+            one for rank in sorted(known.lanes, reverse=True) for one in known.lanes[rank].values()
+        ]
+
+    def push(
+        self, flow: str, priority: int, item: T, *, group: str = "", rank: int = 0
+    ) -> Ticket[T]:
+        """Puts one at the end of its flow, whose group and rank are those of its first one."""
         ticket = Ticket(flow, priority, next(self._numbers), item)
-        known = self._flows.setdefault(flow, _Flow())
+        known = self._flows.get(flow)
+        if known is None:
+            known = self._flows[flow] = _Flow(group, rank)
+            self._rank(flow, known)
         known.lanes.setdefault(priority, OrderedDict())[ticket.number] = ticket
         known.waiting += 1
         self._waiting += 1
@@ -73,21 +116,41 @@ class FairQueue(Generic[T]):
         return ticket
 
     def head(self) -> Ticket[T] | None:
-        """Returns who is next and leaves it there; None if nobody waits."""
+        """Returns who is next and leaves it there; None if nobody waits that is not parked."""
         while self._turns:
             flow = self._turns[0][2]
             known = self._flows.get(flow)
-            if known is not None:
-                lane = known.lanes[max(known.lanes)]
-                return next(iter(lane.values()))
+            if known is not None and flow not in self._parked:
+                ranks = self._ranks[known.group]
+                highest = max(ranks)
+                if highest > known.rank:
+                    known = self._flows[next(iter(ranks[highest]))]
+                return known.first()
             heapq.heappop(self._turns)
             self._listed.discard(flow)
         return None
 
+    def park(self, flow: str) -> None:
+        """It gets no turn until `unpark`; idempotent."""
+        known = self._flows.get(flow)
+        if known is not None and flow not in self._parked:
+            self._parked.add(flow)
+            self._unrank(flow, known)
+
+    def unpark(self, flow: str) -> None:
+        """It gets turns again, none of those that it missed; idempotent."""
+        if flow not in self._parked:
+            return
+        self._parked.discard(flow)
+        known = self._flows[flow]
+        self._rank(flow, known)
+        if flow not in self._listed:
+            self._list(flow)
+
     def serve(self, ticket: Ticket[T]) -> None:
-        """Takes the head out: its flow has had a turn."""
+        """Takes the head out: the flow whose turn it was has had it, whoever of its group came in."""
         start, _, flow = heapq.heappop(self._turns)
-        if flow != ticket.flow:
+        if flow not in self._flows or self._flows[flow].group != self._flows[ticket.flow].group:
             raise Bug("a ticket was served out of turn")
         self._listed.discard(flow)
         self._clock = max(self._clock, start)
@@ -95,6 +158,9 @@ class FairQueue(Generic[T]):
         if len(self._clocks) > 2 * len(self._flows) + 64:
             self._clocks = {f: c for f, c in self._clocks.items() if c > self._clock}
         self._take_out(ticket)
+        if ticket.flow != flow and ticket.flow in self._flows:  # a gift: the next one is another's
+            known = self._flows[ticket.flow]
+            self._ranks[known.group][known.rank].move_to_end(ticket.flow)
         if flow in self._flows:
             self._list(flow)
         elif not self._waiting:  # the busy period is over: nobody is ahead of anybody
@@ -128,12 +194,34 @@ class FairQueue(Generic[T]):
         known.waiting -= 1
         self._waiting -= 1
         if not known.waiting:
+            if ticket.flow in self._parked:
+                self._parked.discard(ticket.flow)
+            else:
+                self._unrank(ticket.flow, known)
             del self._flows[ticket.flow]
+
+    def _rank(self, flow: str, known: _Flow[T]) -> None:
+        self._ranks.setdefault(known.group, {}).setdefault(known.rank, OrderedDict())[flow] = None
+
+    def _unrank(self, flow: str, known: _Flow[T]) -> None:
+        ranks = self._ranks[known.group]
+        del ranks[known.rank][flow]
+        if not ranks[known.rank]:
+            del ranks[known.rank]
+        if not ranks:
+            del self._ranks[known.group]
 
     def check_invariants(self) -> None:
         """Raises Bug unless the invariants hold."""
-        if not set(self._flows) <= self._listed:
+        if not set(self._flows) - self._parked <= self._listed:
             raise Bug("a flow waits and has no turn")
+        if not self._parked <= set(self._flows):
+            raise Bug("a flow is parked and nobody of it waits")
+        ranked = [
+            flow for ranks in self._ranks.values() for rank in ranks.values() for flow in rank
+        ]
+        if sorted(ranked) != sorted(set(self._flows) - self._parked):
+            raise Bug("a flow waits and has no rank")
         if len(self._listed) != len(self._turns):
             raise Bug("a flow has two turns")
         if sum(flow.waiting for flow in self._flows.values()) != self._waiting:

@@ -12,16 +12,34 @@ FRESH = 64
 JOB_LABEL = "job"
 
 
+class Terms(NamedTuple):
+    """What a job was made with that its creates keep to."""
+
+    priority: int = 0  # among the jobs of its token
+    sandboxes_max: int | None = None
+
+
 class Holder(NamedTuple):
-    """On whose behalf a sandbox is made. `tenant` tells tokens apart; "" is the unix socket."""
+    """On whose behalf a sandbox is made. `tenant` tells tokens apart; "" is the unix socket.
+
+    With `terms` the job is one (node/jobs); without, it is only a label of that name.
+    """
 
     tenant: str = ""
     owner: str | None = None
     job: str | None = None
+    terms: Terms | None = None
+
+    @property
+    def rank(self) -> int:
+        """Whose turns come first among those of its token."""
+        return 0 if self.terms is None else self.terms.priority
 
     @property
     def flow(self) -> str:
-        """Its turn in queues: its owner connection; without one, its token and label `job`."""
+        """Its turn in queues: its job; or its owner connection; or its token and label `job`."""
+        if self.terms is not None:
+            return f"job {self.tenant} {self.job}"
         if self.owner is not None:
             return f"owner {self.owner}"
         return f"token {self.tenant} job {self.job or ''}"
@@ -45,6 +63,7 @@ class Holders:
 
     def __init__(self) -> None:
         self._counts: Counter[Holder] = Counter()
+        self._tenants: Counter[str] = Counter()
         self._biggest: list[Holder] = []
         self._changes = 0
 
@@ -54,18 +73,26 @@ class Holders:
     def add(self, holder: Holder) -> None:
         """It has one more."""
         self._counts[holder] += 1
+        self._tenants[holder.tenant] += 1
         self._changes += 1
 
     def remove(self, holder: Holder) -> None:
         """It has one less; a holder of none is forgotten."""
         self._counts[holder] -= 1
+        self._tenants[holder.tenant] -= 1
         self._changes += 1
         if self._counts[holder] <= 0:
             del self._counts[holder]
+        if self._tenants[holder.tenant] <= 0:
+            del self._tenants[holder.tenant]
 
     def of(self, holder: Holder) -> int:
         """Returns how many it holds."""
         return self._counts.get(holder, 0)
+
+    def of_tenant(self, tenant: str) -> int:
+        """Returns how many all holders of a token hold."""
+        return self._tenants.get(tenant, 0)
 
     def told_to(self, other: Holder) -> list[dict[str, Any]]:
         """Returns the biggest holders as one of them may see them; nothing tells tokens apart."""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from skerry.errors import InvalidRequest, Overloaded, SkerryError, Unavailable
-from skerry.node.admission.holders import JOB_LABEL, Holder
+from skerry.node.admission.holders import Holder
 from skerry.node.admission.shortage import Claim
 from skerry.node.life.creation import Origin
 from skerry.node.life.lives import Lives
@@ -36,11 +36,22 @@ class Batch:
     """
 
     def __init__(
-        self, body: BatchCreate, owner: str | None, tenant: str, deadline: float, number: int
+        self,
+        body: BatchCreate,
+        holder: Holder,
+        *,
+        owner: str | None,
+        tenant: str,
+        deadline: float,
+        number: int,
+        asked: float,
     ) -> None:
         self.body = body
         self.owner = owner
-        self.holder = Holder(tenant, owner, body.spec.labels.get(JOB_LABEL))
+        self.tenant = tenant
+        self.holder = holder
+        self.asked = asked  # wall clock
+        self.expected = 0  # members that have not asked for room yet
         self.deadline = deadline  # for waiting
         self.number = number
         self.origin: Origin | None = None  # of a fork: what its members begin with
@@ -104,6 +115,7 @@ class Batches:
         self._clock = parts.clock
         self._sandboxes = parts.sandboxes
         self._admission = parts.admission
+        self._jobs = parts.jobs
         self._running: set[Batch] = set()
         self._gathering = False
         self._numbers = itertools.count()
@@ -111,15 +123,29 @@ class Batches:
     def __len__(self) -> int:
         return len(self._running)
 
+    @property
+    def running(self) -> tuple[Batch, ...]:
+        """Those under way."""
+        return tuple(self._running)
+
     def open(self, body: BatchCreate, *, owner: str | None, tenant: str = "") -> Batch:
-        """Returns a batch to be run; InvalidRequest, or Overloaded if too many are under way."""
+        """Returns a batch to be run.
+
+        Raises InvalidRequest, Overloaded (too many are under way), NotFound and Conflict (no such
+        job, or it has ended).
+        """
         if not 1 <= body.count <= BATCH_MAX:
             raise InvalidRequest(f"count must be between 1 and {BATCH_MAX}, not {body.count}")
         if not 0 <= body.wait_s <= CREATE_WAIT_MAX_S:
             raise InvalidRequest(f"wait_s must be between 0 and {CREATE_WAIT_MAX_S:g}")
         self._admission.check_batches(len(self._running))
         deadline = self._clock.monotonic() + body.wait_s
-        batch = Batch(body, owner, tenant, deadline, next(self._numbers))
+        holder = self._jobs.holder(body.spec, tenant=tenant, owner=owner)
+        asked = self._clock.wall()
+        number = next(self._numbers)
+        batch = Batch(
+            body, holder, owner=owner, tenant=tenant, deadline=deadline, number=number, asked=asked
+        )
         self._running.add(batch)
         return batch
 
@@ -155,6 +181,7 @@ class Batches:
         """
         try:
             await self._after_the_same(batch)
+            self._expect(batch, batch.body.count)
             async with self._reserved(batch) as reserved:
                 await self._make(batch, reserved, tell)
             batch.check()
@@ -172,7 +199,16 @@ class Batches:
     def close(self, batch: Batch) -> None:
         """Nothing of it is under way any more; idempotent."""
         self._running.discard(batch)
+        self._expect(batch, 0)
         batch.finished.set()
+
+    def _expect(self, batch: Batch, count: int) -> None:
+        """So many of it have not asked for room yet."""
+        expected = self._admission.expected
+        expected[batch.holder] += count - batch.expected
+        batch.expected = count
+        if not expected[batch.holder]:
+            del expected[batch.holder]
 
     async def after_earlier(self, batch: Batch) -> None:
         """Waits for all earlier requests for the same batch, given up or not."""
@@ -199,13 +235,15 @@ class Batches:
             self._admission.check(self._claim(batch, ""))
 
         async def one(index: int) -> None:
+            if reserved is None:
+                self._expect(batch, batch.body.count - index - 1)
             if batch.stop is not None:
                 return
             try:
                 sandbox = await self._lives.create(
                     batch.spec(index),
                     owner=batch.owner,
-                    tenant=batch.holder.tenant,
+                    tenant=batch.tenant,
                     wait_s=max(0.0, batch.deadline - self._clock.monotonic()),
                     gone=batch.until_stopped,
                     bounded=False,
@@ -249,6 +287,7 @@ class Batches:
         self._admission.check_possible(body.count, batch.holder)
         try:
             for index in range(body.count - self._found(batch)):
+                self._expect(batch, body.count - index - 1)
                 claim = self._claim(batch, f"batch {number}/{index}")
                 wait_s = max(0.0, batch.deadline - self._clock.monotonic())
                 wait = self._admission.ask(

@@ -11,7 +11,6 @@ from skerry.backends.api import Backend, CreateRequest, View
 from skerry.errors import Conflict, InvalidRequest, SandboxFailed, SkerryError, Unavailable
 from skerry.lifecycle.table import Event
 from skerry.node import ledger
-from skerry.node.admission.holders import JOB_LABEL, Holder
 from skerry.node.admission.shortage import Claim
 from skerry.node.admission.waits import ClientLeft, Gone
 from skerry.node.images import Environment
@@ -57,7 +56,7 @@ class Creation:
         self._owners = parts.owners
         self._networks = parts.networks
         self._blobs = parts.blobs
-        self._blobs = parts.blobs
+        self._jobs = parts.jobs
 
     async def create(
         self,
@@ -91,17 +90,16 @@ class Creation:
             )
         if origin is None:
             await self._images.until_there(spec)
-        holder = Holder(tenant, owner, spec.labels.get(JOB_LABEL))
-        owner = self._owners.admit(owner, detached=spec.detached)
-        admission, wall, monotonic = self._admission, self._clock.wall(), self._clock.monotonic()
-        sandbox = Sandbox(self._identity.sandbox_id(), spec, (), wall, wall, monotonic, owner=owner)
-        claim = claim_of(sandbox)._replace(holder=holder)
+        admission, monotonic = self._admission, self._clock.monotonic()
+        sandbox = self._asked(spec, owner=owner, tenant=tenant)
+        claim = claim_of(sandbox)
         if reserved:
             admission.swap(reserved.pop(), claim)
         else:
             sandbox.waits = admission.ask(claim, wait_s=wait_s, priority=spec.priority)
         self._sandboxes.add(sandbox)
         self._owners.add(sandbox)
+        self._jobs.add(sandbox)
         try:
             if sandbox.waits is not None:
                 await admission.until_admitted(sandbox.waits, gone)
@@ -124,6 +122,17 @@ class Creation:
             raise
         self._created(sandbox)
         return sandbox
+
+    def _asked(self, spec: SandboxSpec, *, owner: str | None, tenant: str) -> Sandbox:
+        """Returns a sandbox that is asked for; no connection owns what is in a job."""
+        holder = self._jobs.holder(spec, tenant=tenant, owner=owner)
+        owner = self._owners.admit(owner, detached=outlives(spec))
+        name, wall, monotonic = (
+            self._identity.sandbox_id(),
+            self._clock.wall(),
+            self._clock.monotonic(),
+        )
+        return Sandbox(name, spec, (), wall, wall, monotonic, owner=owner, holder=holder)
 
     async def _joined(self, spec: SandboxSpec, key: str) -> Sandbox | None:
         """Returns what the key names once it runs; None if it is this request's to make."""
@@ -174,6 +183,7 @@ class Creation:
                 sandbox.parent,
                 sandbox.made_of,
                 sandbox.restored,
+                sandbox.holder.tenant,
             ),
         )
         instance = await backend.create(
@@ -188,7 +198,7 @@ class Creation:
                 shm_bytes=spec.shm_bytes,
                 disk_bytes=spec.disk_bytes,
                 env=sandbox.inside_spec.env,
-                detached=spec.detached,
+                detached=outlives(spec),
                 cpu_class=spec.cpu_class,
                 cpu_weight=spec.cpu_weight,
                 cpu_burst=spec.cpu_burst,
@@ -226,8 +236,12 @@ class Creation:
 def claim_of(sandbox: Sandbox) -> Claim:
     """Returns what a sandbox asks of the node."""
     spec = sandbox.spec
-    holder = Holder("", sandbox.owner, spec.labels.get(JOB_LABEL))
-    return Claim(sandbox.id, holder, spec.memory_bytes, spec.pids)
+    return Claim(sandbox.id, sandbox.holder, spec.memory_bytes, spec.pids)
+
+
+def outlives(spec: SandboxSpec) -> bool:
+    """Returns whether no connection owns it, and an embedded node's end does not end it."""
+    return spec.detached or spec.job is not None
 
 
 def unwanted() -> SkerryError:

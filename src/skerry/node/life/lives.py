@@ -50,6 +50,7 @@ class Lives:
         self._results = parts.results
         self._outputs = parts.outputs
         self._owners = parts.owners
+        self._jobs = parts.jobs
         self._networks = parts.networks
         self._ended_max = parts.config.limits.ended_max
         self._ended: deque[Sandbox] = deque()
@@ -220,7 +221,7 @@ class Lives:
         try:
             if pausing:
                 sandbox.given = await instance.pause()
-                self._ledger.append(sandbox.id, ledger.Stood(True))
+                self._ledger.append(sandbox.id, ledger.Stood(True, sandbox.paused_by))
             else:
                 self._ledger.append(sandbox.id, ledger.Stood(False))
                 await instance.resume()
@@ -230,6 +231,7 @@ class Lives:
         except SkerryError as error:
             return await self._run_on(sandbox, instance, error, pausing=pausing)
         if not pausing:
+            sandbox.paused_by = ""
             await self._hold(sandbox, held=False)
             sandbox.touch(self._clock.wall(), self._clock.monotonic())
         return Event.PAUSED if pausing else Event.RESUMED
@@ -247,6 +249,7 @@ class Lives:
                 return Event.RESUME_FAILED
             self.fail(sandbox, f"it may stand still for ever: {second.message}", second)
             return Event.PAUSE_FAILED
+        sandbox.paused_by = ""
         await self._hold(sandbox, held=False)
         if pausing:
             sandbox.pause_error = error
@@ -336,6 +339,7 @@ class Lives:
         sandbox.ops.clear()
         sandbox.answer_bytes = 0
         self._sandboxes.remove(sandbox)
+        self._jobs.remove(sandbox)
         self._owners.remove(sandbox)
         sandbox.gone = True
         sandbox.wake()

@@ -13,6 +13,7 @@ import msgspec
 from skerry.backends.api import Instance, Pausable, Reclaimed, Snapshotable
 from skerry.errors import Bug, OutcomeUnknown, SandboxFailed, SkerryError
 from skerry.lifecycle.table import Event
+from skerry.node.admission.holders import Holder
 from skerry.node.clock import Clock
 from skerry.node.timers import Timer
 from skerry.spec.layers import ImageConfig, LayerManifest, MountedLayer
@@ -51,6 +52,7 @@ class Sandbox:
     last_activity: float
     active: float  # the same on the monotonic clock
     owner: str | None = None
+    holder: Holder = field(default_factory=Holder)  # as whom it is counted
     state: State = State.CREATING
     changes: int = 0  # of its state
     reason: str | None = None
@@ -84,6 +86,7 @@ class Sandbox:
     asked: SandboxSpec | None = None  # the spec of its create, if it was changed since
     pause_error: SkerryError | None = None  # why the last try to pause it failed
     given: Reclaimed | None = None  # by its last pause
+    paused_by: str = ""  # what of its job paused it, or does just now; "": nothing of that
     draining: Draining | None = None  # its node's, while that is being drained
     waits: Wait | None = None  # for room: it is being made by name only
     held_since: float | None = None  # monotonic; frozen, or about to be
@@ -136,6 +139,11 @@ class Sandbox:
     def has_instance(self) -> bool:
         """Whether something of an instance may be there."""
         return self.instance is not None
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is paused."""
+        return self.state is State.PAUSED
 
     @property
     def pausable(self) -> Pausable | None:

@@ -77,12 +77,13 @@ class Sandboxes:
         states: Collection[State],
         labels: Mapping[str, str],
         key: str | None,
+        job: str | None = None,
         limit: int,
         cursor: str | None,
     ) -> SandboxPage:
         """Returns at most `limit` sandboxes that match everything given, oldest first."""
         after = _parse_cursor(cursor)
-        matches = _filter(states, labels)
+        matches = _filter(states, labels, job)
         if key is not None:
             one = self.by_key.get(key)
             return SandboxPage((one.info(),) if one is not None and matches(one) else ())
@@ -99,8 +100,12 @@ class Sandboxes:
         return SandboxPage(items, f"{found[limit - 1].created!r}_{items[-1].id}" if more else None)
 
 
-def _filter(states: Collection[State], labels: Mapping[str, str]) -> Callable[[Sandbox], bool]:
+def _filter(
+    states: Collection[State], labels: Mapping[str, str], job: str | None
+) -> Callable[[Sandbox], bool]:
     def matches(sandbox: Sandbox) -> bool:
+        if job is not None and sandbox.spec.job != job:
+            return False
         if states and sandbox.state not in states:
             return False
         own = sandbox.spec.labels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skerry.node.server.exchange import Body
 from skerry.spec.command import CommandSpec, Terminal
+from skerry.spec.job import JobSpec
 from skerry.spec.limits import MIB, STDIN_BYTES_MAX
 from skerry.spec.sandbox import SandboxSpec
 from skerry.wire.batch import BatchCreate, BatchDelete
@@ -45,6 +46,10 @@ class StrictBatchCreate(BatchCreate, frozen=True, kw_only=True, forbid_unknown_f
     spec: StrictSandboxSpec
 
 
+class StrictJobSpec(JobSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A JobSpec as a client sends it."""
+
+
 SANDBOX: Body[StrictSandboxSpec] = Body(StrictSandboxSpec)
 COMMAND: Body[CommandSpec] = Body(StrictCommandSpec, STDIN_BYTES_MAX * 4 // 3 + MIB)
 BATCH_CREATE: Body[StrictBatchCreate] = Body(StrictBatchCreate)
@@ -55,6 +60,7 @@ SIGNAL: Body[SignalBody] = Body(SignalBody)
 SESSION: Body[StrictSession] = Body(StrictSession)
 TERMINAL: Body[Terminal] = Body(StrictTerminal)
 FILE_OP: Body[FileOp] = Body(FileOp)
+JOB: Body[StrictJobSpec] = Body(StrictJobSpec)
 COMMIT: Body[CommitBody] = Body(CommitBody)
 FORK: Body[ForkBody] = Body(ForkBody)
 DEBIAN: Body[DebianBody] = Body(DebianBody)

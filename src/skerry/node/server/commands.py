@@ -18,13 +18,14 @@ from skerry.node.server.exchange import ClientGone, Exchange
 from skerry.spec import ids
 from skerry.wire.batch import BatchEvent
 from skerry.wire.http import STREAM, StreamEvent
+from skerry.wire.jobs import JobStep
 
 WAIT_MAX_S = 600.0
 _encode = msgspec.msgpack.Encoder().encode
 _length = struct.Struct("<I").pack
 
 
-def frame(event: StreamEvent | BatchEvent) -> bytes:
+def frame(event: StreamEvent | BatchEvent | JobStep) -> bytes:
     """Returns one event as it stands in a stream."""
     data = _encode(event)
     return _length(len(data)) + data

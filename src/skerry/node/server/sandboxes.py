@@ -116,12 +116,13 @@ async def delete_batch(node: Node, exchange: Exchange) -> None:
 
 async def list_page(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes."""
-    exchange.allow("state", "label", "key", "limit", "cursor")
+    exchange.allow("state", "label", "key", "job", "limit", "cursor")
     labels = labels_of(exchange)
     page = node.sandboxes.page(
         states=_states(exchange),
         labels=labels,
         key=exchange.param("key"),
+        job=exchange.param("job"),
         limit=exchange.number("limit", 100, low=1, high=1000),
         cursor=exchange.param("cursor"),
     )

@@ -1,4 +1,4 @@
-"""What `rollout`, `demo` and `trace` share: where jobs lie, live progress, and the table."""
+"""What `rollout`, `demo` and `trace` share: folders of recorded jobs, live progress, the table."""
 
 from __future__ import annotations
 

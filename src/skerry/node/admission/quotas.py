@@ -1,0 +1,75 @@
+"""Limits of those who ask, beside those of the node: of a job, and of all that one API token has.
+
+Who is at such a limit waits beside the queue: it holds up nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from skerry.node.admission.holders import Holder, Holders
+from skerry.node.admission.rates import Rate
+from skerry.node.admission.shortage import Claim, Shortage
+from skerry.node.config import Limits
+
+END_WINDOW_S = 60.0
+
+
+class Quotas:
+    """Answers whether a job or a token may have one more. `holders` counts what they have."""
+
+    def __init__(self, limits: Limits, holders: Holders, now: Callable[[], float]) -> None:
+        self._limits = limits
+        self._holders = holders
+        self._now = now
+        self._held: dict[str, Shortage] = {}  # flows whose job takes no creates now
+        self._ends: dict[str, Rate] = {}  # of jobs that are at their limit or have been, by flow
+
+    def find(self, claim: Claim, more: int = 1) -> Shortage | None:
+        """Returns the limit of its own that says no to so many more."""
+        holder, maximum = claim.holder, self._limits.sandboxes_per_owner_max
+        if holder.terms is not None:
+            held = self._held.get(holder.flow)
+            if held is not None:
+                return held
+            most, used = holder.terms.sandboxes_max, self._holders.of(holder)
+            if most is not None and used + more > most:
+                self._ends.setdefault(holder.flow, Rate(self._now, END_WINDOW_S))
+                return _full("sandboxes_per_job", f"of job {holder.job} ", used, most)
+        used = self._holders.of_tenant(holder.tenant)
+        if maximum and used + more > maximum:
+            return _full("sandboxes_per_owner", "of this API token ", used, maximum)
+        return None
+
+    def largest(self, holder: Holder) -> int | None:
+        """Returns how many it may ever have at once; None: only the node bounds it."""
+        own = None if holder.terms is None else holder.terms.sandboxes_max
+        bounds = [bound for bound in (own, self._limits.sandboxes_per_owner_max) if bound]
+        return min(bounds, default=None)
+
+    def hold(self, flow: str, why: Shortage | None) -> None:
+        """A job takes no creates for a reason, or takes them again."""
+        if why is None:
+            self._held.pop(flow, None)
+        else:
+            self._held[flow] = why
+
+    def ended(self, holder: Holder) -> None:
+        """One of it has ended."""
+        if (rate := self._ends.get(holder.flow)) is not None:
+            rate.note()
+
+    def ends_per_second(self, flow: str) -> float:
+        """Returns how often one of a job that was at its limit has ended of late."""
+        rate = self._ends.get(flow)
+        return 0.0 if rate is None else rate.per_second()
+
+    def forget(self, flow: str) -> None:
+        """Its job is over."""
+        self._held.pop(flow, None)
+        self._ends.pop(flow, None)
+
+
+def _full(limit: str, whose: str, used: int, maximum: int) -> Shortage:
+    message = f"{limit}: {used} of {maximum} {whose}are in use"
+    return Shortage(limit, message, {"used": used, "maximum": maximum})

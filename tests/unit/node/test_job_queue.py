@@ -1,0 +1,184 @@
+"""Who of a job waits: limits of its own, priorities, positions and estimates."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from node_stand import FREE, nothing_left, settle
+
+from skerry.errors import Overloaded, Unavailable
+from skerry.node.admission.fairness import Flow
+from skerry.node.admission.lineup import position
+from skerry.node.config import Limits
+from skerry.node.jobs.lines import queue_of
+from skerry.node.node import Node
+from skerry.spec.job import JobSpec
+from skerry.spec.sandbox import SandboxSpec
+from skerry.wire.batch import BatchCreate
+from waiting import until
+
+
+def make(node: Node, name: str, owner: str = "", **spec):
+    return node.keeping.make(JobSpec(id=name, lease_s=3600, **spec), owner=owner)
+
+
+async def test_job_at_its_limit_waits_and_holds_up_nobody(stand, manual) -> None:
+    async with stand.alive() as node:
+        job = make(node, "small", sandboxes_max=2)
+        first = [await node.lives.create(SandboxSpec(job="small")) for _ in range(2)]
+        with pytest.raises(Overloaded) as caught:
+            await node.lives.create(SandboxSpec(job="small"))
+        assert caught.value.fields["limit"] == "sandboxes_per_job"
+        waiting = [
+            node.tasks.spawn(node.lives.create(SandboxSpec(job="small"), wait_s=600))
+            for _ in range(3)
+        ]
+        await settle()
+        other = await node.lives.create(SandboxSpec())
+        queue = queue_of(node, job)
+        assert (queue.waiting, queue.limit) == (3, "sandboxes_per_job")
+        assert [item.position for item in queue.items] == [1, 2, 3]
+        await node.lives.delete(first[0])
+        await settle()
+        assert [task.done() for task in waiting] == [True, False, False]  # in order
+        await node.lives.delete(other)
+        await settle()
+        assert not waiting[1].done()  # what others leave is not the job's
+        await node.keeping.end(job, "done", delete=True)
+        assert nothing_left(stand, node)
+
+
+async def test_token_at_its_limit_waits_whatever_its_jobs_are_and_holds_up_nobody(
+    stand, manual
+) -> None:
+    limits = Limits(sandboxes_per_owner_max=2, **FREE)
+    async with stand.alive(limits=limits) as node:
+        make(node, "a", owner="one")
+        await node.lives.create(SandboxSpec(job="a"))
+        loose = await node.lives.create(SandboxSpec(), tenant="one")
+        waiting = node.tasks.spawn(node.lives.create(SandboxSpec(job="a"), wait_s=600))
+        await settle()
+        with pytest.raises(Overloaded) as caught:
+            await node.lives.create(SandboxSpec(), tenant="one")
+        assert caught.value.fields["limit"] == "sandboxes_per_owner"
+        await node.lives.create(SandboxSpec(), tenant="two")
+        await node.lives.delete(loose)
+        await settle()
+        assert waiting.done()
+    async with stand.alive(limits=limits) as node:  # a restart knows whose they are
+        with pytest.raises(Overloaded):
+            await node.lives.create(SandboxSpec(), tenant="one")
+        await node.lives.create(SandboxSpec(), tenant="two")
+
+
+async def test_more_than_a_limit_of_its_own_will_never_fit_all_or_nothing(stand) -> None:
+    async with stand.alive() as node:
+        make(node, "small", sandboxes_max=2)
+        body = BatchCreate(
+            spec=SandboxSpec(job="small", key="k"), count=3, all_or_nothing=True, wait_s=60
+        )
+        with pytest.raises(Overloaded) as caught:
+            await node.batches.create(body, owner=None)
+        assert caught.value.fields["wanted"] == 3
+        assert nothing_left(stand, node)
+
+
+async def test_freed_places_go_to_the_job_of_higher_priority_of_the_same_token(
+    stand, manual
+) -> None:
+    async with stand.alive(limits=Limits(sandboxes_max=3, **FREE)) as node:
+        make(node, "low", owner="one")
+        make(node, "high", owner="one", priority=5)
+        make(node, "other", owner="two", priority=-5)
+        live = [await node.lives.create(SandboxSpec(job="low")) for _ in range(3)]
+        waiting = {
+            name: [
+                node.tasks.spawn(node.lives.create(SandboxSpec(job=name), wait_s=600))
+                for _ in range(4)
+            ]
+            for name in ("low", "high", "other")
+        }
+        await settle()
+        for one in live:
+            await node.lives.delete(one)
+        await settle(60)
+        came = {name: sum(task.done() for task in tasks) for name, tasks in waiting.items()}
+        assert came == {"low": 0, "high": 2, "other": 1}  # its turns, and none of another token
+
+
+async def test_eight_thousand_at_once_come_as_room_allows_and_in_order(stand) -> None:
+    limits = Limits(sandboxes_max=20, **FREE)
+    async with stand.alive(limits=limits) as node:
+        job = make(node, "burst")
+        spec = SandboxSpec(job="burst", key="k")
+        batch = node.batches.open(BatchCreate(spec=spec, count=8000, wait_s=3600), owner=None)
+        came: list[int] = []
+
+        async def tell(index, item) -> None:
+            if item.error is None:
+                came.append(index)
+
+        running = asyncio.ensure_future(node.batches.run(batch, tell))
+        await until(lambda: len(came) == 20)
+        await settle()
+        queue = queue_of(node, job)
+        assert (queue.waiting, queue.limit) == (7980, "sandboxes")
+        single, rest = queue.items[:-1], queue.items[-1]
+        assert [item.key for item in single] == [f"k/{20 + number}" for number in range(16)]
+        assert [item.position for item in single] == list(range(1, 17))
+        assert (rest.key, rest.count, rest.position, rest.last) == ("k", 7964, 17, 7980)
+        assert queue.estimate_s == pytest.approx(7980 / queue.per_second, rel=0.01)
+        assert node.keeping.info(job).waiting == 7980
+        for index in range(60):
+            await node.lives.delete(node.sandboxes.by_key[f"k/{index}"])
+            await until(lambda wanted=21 + index: len(came) == wanted, pause_s=0.001)
+        assert sorted(came) == list(range(80))
+        assert all(abs(index - place) < 16 for place, index in enumerate(came))
+        batch.leave()
+        with pytest.raises(Unavailable, match="gone"):
+            await running
+        await node.keeping.end(job, "done", delete=True)
+        assert nothing_left(stand, node)
+        assert not node.admission.expected
+
+
+async def test_second_job_is_not_behind_all_of_the_first(stand) -> None:
+    async with stand.alive(limits=Limits(sandboxes_max=1, **FREE)) as node:
+        make(node, "big")
+        small = make(node, "small")
+        await node.lives.create(SandboxSpec(job="big"))
+        batch = BatchCreate(spec=SandboxSpec(job="big", key="k"), count=1000, wait_s=3600)
+        open_ = node.batches.open(batch, owner=None)
+
+        async def tell(index, item) -> None:
+            pass
+
+        running = asyncio.ensure_future(node.batches.run(open_, tell))
+        await settle()
+        waiting = [
+            node.tasks.spawn(node.lives.create(SandboxSpec(job="small"), wait_s=600))
+            for _ in range(3)
+        ]
+        await settle()
+        assert [item.position for item in queue_of(node, small).items] == [1, 3, 5]
+        for name in ("big", "small"):
+            await node.keeping.end(node.jobs.get(name), "done", delete=True)
+        open_.leave()
+        await asyncio.gather(running, *waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("others", "mine", "number", "place"),
+    [
+        ([], Flow("me", 5), 3, 3),
+        ([Flow("a", 100)], Flow("me", 5), 3, 5),
+        ([Flow("a", 1)], Flow("me", 5), 3, 4),
+        ([Flow("a", 100, weight=3)], Flow("me", 5), 3, 9),
+        ([Flow("a", 100, "t", 1)], Flow("me", 5, "t", 0), 1, 101),
+        ([Flow("a", 100, "t", 0)], Flow("me", 5, "t", 1), 3, 3),
+        ([Flow("a", 100, "t", 1), Flow("b", 1000, "u")], Flow("me", 5, "t", 0), 1, 151),
+    ],
+)
+def test_position_counts_the_turns_of_others(others, mine, number, place) -> None:
+    assert position(others, mine, number) == place
