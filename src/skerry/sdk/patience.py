@@ -2,7 +2,7 @@
 
 A refusal (429) changes nothing on the node, so asking again is always safe; that it does not become
 a storm is the client's part: it waits in the node's own queue while it may, and comes back no sooner
-than the node said.
+than the node said; but at once where it has waited in the queue, and its place there is kept.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from skerry.spec.limits import CREATE_WAIT_MAX_S
 WAIT_S = 30.0  # by default
 SERVER_WAIT_S = 60.0  # the longest that one request waits in the node's queue
 PAUSE_MIN_S = 0.2
+PAUSE_KEPT_S = 0.05
 
 
 class Patience:
@@ -44,6 +45,9 @@ class Patience:
         if left <= 0:
             raise error
         after = error.fields.get("retry_after_s")
+        if "place_kept_s" in error.fields:  # it has waited in the queue, and is to go on with that
+            await asyncio.sleep(random.uniform(0.0, PAUSE_KEPT_S))  # noqa: S311 - jitter
+            return
         pause = max(PAUSE_MIN_S, float(after) if isinstance(after, int | float) else 1.0)
         # Up to the end: a last try then is worth more than giving up early.
         await asyncio.sleep(min(left, pause * random.uniform(1.0, 1.1)))  # noqa: S311 - jitter

@@ -32,7 +32,7 @@ PIDS_MIN = 4
 PIDS_MAX = 32_768
 NOFILE_MAX = 20_000
 PRIORITY_MIN, PRIORITY_MAX = -10, 10
-CREATE_WAIT_MAX_S = 3600.0  # how long a create may wait for room
+CREATE_WAIT_MAX_S = 86_400.0  # how long a create may wait for room
 
 _UNITS = {"": 1, "b": 1, "k": KIB, "kib": KIB, "m": MIB, "mib": MIB, "g": GIB, "gib": GIB}
 _UNITS |= {"t": 1024 * GIB, "tib": 1024 * GIB, "kb": 1000, "mb": 1000**2, "gb": 1000**3}

@@ -18,7 +18,7 @@ class BatchCreate(msgspec.Struct, frozen=True, kw_only=True):
 
     A `key` in the spec becomes `KEY/0`, `KEY/1`, ... so that a repeated batch finds its members.
     Members for which there is no room wait for it in the node's fair queue for up to `wait_s`
-    seconds (at most 3600) after the request came.
+    seconds (at most a day) after the request came.
     """
 
     spec: SandboxSpec

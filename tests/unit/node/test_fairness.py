@@ -150,6 +150,17 @@ def test_parked_flow_keeps_its_place_and_holds_up_nobody() -> None:
     assert drain(queue) == ["a0", "a2", "a3"]
 
 
+def test_who_comes_back_with_its_number_has_its_place_again() -> None:
+    queue: FairQueue[str] = FairQueue()
+    tickets = [queue.push("a", 0, f"a{number}") for number in range(5)]
+    for index in (1, 3):
+        queue.remove(tickets[index])
+    for index in (3, 1):
+        queue.push("a", 0, f"again {index}", number=tickets[index].number)
+    queue.check_invariants()
+    assert drain(queue) == ["a0", "again 1", "a2", "again 3", "a4"]
+
+
 def test_random_parking_loses_nobody() -> None:
     for seed in range(20):
         rng = random.Random(seed)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from node_stand import FREE, nothing_left, settle
+from node_stand import FREE, nothing_left, sandboxes_of, settle
 
 from skerry.errors import Overloaded, Unavailable
 from skerry.node.admission.fairness import Flow
+from skerry.node.admission.holders import Holder
 from skerry.node.admission.lineup import position
 from skerry.node.config import Limits
 from skerry.node.jobs.lines import queue_of
@@ -166,6 +167,36 @@ async def test_second_job_is_not_behind_all_of_the_first(stand) -> None:
             await node.keeping.end(node.jobs.get(name), "done", delete=True)
         open_.leave()
         await asyncio.gather(running, *waiting, return_exceptions=True)
+
+
+async def test_create_that_waits_in_several_requests_keeps_its_place(stand, monkeypatch) -> None:
+    monkeypatch.setattr("skerry.sdk.sandboxes.SERVER_WAIT_S", 0.2)
+    limits = Limits(sandboxes_max=1, **FREE)
+    async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
+        live = await sandboxes.create()
+        order: list[int] = []
+
+        async def one(number: int) -> None:
+            async with await sandboxes.create(wait=60):
+                order.append(number)
+
+        creates = []
+        for number in range(4):
+            creates.append(asyncio.create_task(one(number)))
+            await until(lambda wanted=number + 1: node.admission.waiting == wanted)
+        refused = node.admission.refused
+        await until(lambda: refused["sandboxes"] >= 12)  # each has asked several times
+        monkeypatch.setattr("skerry.sdk.sandboxes.SERVER_WAIT_S", 60.0)
+
+        def all_wait_on() -> bool:  # none is just between two requests
+            waits = node.admission.line(Holder()).waits
+            soon = node.timers.now() + 30
+            return len(waits) == 4 and all(wait.timer.deadline > soon for wait in waits)
+
+        await until(all_wait_on)
+        await live.destroy()
+        await asyncio.gather(*creates)
+        assert order == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,24 @@ async def test_ttl_of_a_job_stops_all_of_it_however_alive_its_trainer_is(stand, 
             node.keeping.heartbeat(job)
 
 
+async def test_idle_timer_stands_still_while_paused_and_a_ttl_of_its_own_does_not(
+    stand, manual
+) -> None:
+    async with stand.alive() as node:
+        job = make(node, lease_s=3600)
+        idle = await node.lives.create(SandboxSpec(job="train", idle_timeout_s=60))
+        short = await node.lives.create(SandboxSpec(job="train", ttl_s=500))
+        await manual.advance(50)
+        await (await node.keeping.pause(job)).until_over()
+        await manual.advance(1000)
+        assert (idle.state, short.state) == (State.PAUSED, State.STOPPED)
+        await (await node.keeping.resume(job)).until_over()
+        await manual.advance(59)
+        assert idle.state is State.RUNNING
+        await manual.advance(2)
+        assert idle.state is State.STOPPED
+
+
 async def test_restart_gives_the_lease_its_full_term_and_forgets_nothing(stand, manual) -> None:
     async with stand.alive() as node:
         make(node, lease_s=60, grace_s=30, labels={"a": "b"})

@@ -22,7 +22,7 @@ from skerry.node.admission.quotas import Quotas
 from skerry.node.admission.rates import Rate
 from skerry.node.admission.refusals import Refusals, draining, ending
 from skerry.node.admission.shortage import LOOK_EVERY_S, Claim, Claims, Shortage, Shortages
-from skerry.node.admission.waits import Gone, Wait
+from skerry.node.admission.waits import PLACE_KEPT_S, Gone, KeptPlaces, Wait
 from skerry.node.clock import Clock
 from skerry.node.config import Limits
 from skerry.node.gauges.readings import Readings
@@ -67,6 +67,7 @@ class Admission:
         self._weights = weights or {}
         self._room: FairQueue[Wait] = FairQueue(self._weight)
         self._places: FairQueue[Wait] = FairQueue(self._weight)
+        self._kept = KeptPlaces(clock.monotonic, limits.creates_waiting_max)
         self._parked: dict[str, str] = {}  # flows at a limit of their own: their tokens
         self._poll: Timer | None = None
 
@@ -103,10 +104,13 @@ class Admission:
 
     # -- room -------------------------------------------------------------------------------------
 
-    def ask(self, claim: Claim, *, wait_s: float = 0.0, priority: int = 0) -> Wait | None:
+    def ask(
+        self, claim: Claim, *, wait_s: float = 0.0, priority: int = 0, key: str | None = None
+    ) -> Wait | None:
         """Counts the claim in and returns None, or returns the wait for it.
 
-        Raises Overloaded if there is no room and `wait_s` is 0, or if too many wait already.
+        Whose time is over has its place again if the same key asks within seconds. Raises Overloaded
+        if there is no room and `wait_s` is 0, or if too many wait already.
         """
         self._check_open()
         own = self.quotas.find(claim)
@@ -116,7 +120,7 @@ class Admission:
             return None
         if wait_s <= 0:
             raise self._refuse(short or self._queued(), claim.holder)
-        wait = self._enqueue(self._room, claim, priority)
+        wait = self._enqueue(self._room, claim, priority, key=key)
         if own is not None:
             self._park(claim.holder)
         wait.timer = self._timers.after(wait_s, lambda: self._give_up(wait))
@@ -233,8 +237,13 @@ class Admission:
 
     def _give_up(self, wait: Wait) -> None:
         short = self.find(wait.claim) or self._queued()
-        if not wait.done.done():
-            wait.leave(self._refuse(short, wait.claim.holder))
+        if wait.done.done():
+            return
+        error = self._refuse(short, wait.claim.holder)
+        if wait.key is not None and wait.ticket is not None:
+            self._kept.keep(wait.ticket.flow, wait.key, wait.ticket.number)
+            error.fields["place_kept_s"] = PLACE_KEPT_S
+        wait.leave(error)
 
     # -- places -----------------------------------------------------------------------------------
 
@@ -277,7 +286,13 @@ class Admission:
     # -- queues -----------------------------------------------------------------------------------
 
     def _enqueue(
-        self, queue: FairQueue[Wait], claim: Claim, priority: int, *, bounded: bool = True
+        self,
+        queue: FairQueue[Wait],
+        claim: Claim,
+        priority: int,
+        *,
+        bounded: bool = True,
+        key: str | None = None,
     ) -> Wait:
         flow, limits = claim.holder.flow, self.limits
         mine = self._room.waiting(flow) + self._places.waiting(flow)
@@ -289,9 +304,11 @@ class Admission:
             message = f"{name}: {mine} of {maximum} wait already"
             short = Shortage(name, message, {"used": mine, "maximum": maximum}, self._turn_s())
             raise self._refuse(short, claim.holder)
-        wait = Wait(claim)
-        holder = claim.holder
-        wait.ticket = queue.push(flow, priority, wait, group=holder.tenant, rank=holder.rank)
+        wait, holder = Wait(claim, key), claim.holder
+        number = self._kept.take(flow, key)
+        wait.ticket = queue.push(
+            flow, priority, wait, group=holder.tenant, rank=holder.rank, number=number
+        )
         return wait
 
     def _dequeue(self, queue: FairQueue[Wait], wait: Wait) -> None:

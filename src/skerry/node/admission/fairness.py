@@ -100,15 +100,29 @@ class FairQueue(Generic[T]):
         ]
 
     def push(
-        self, flow: str, priority: int, item: T, *, group: str = "", rank: int = 0
+        self,
+        flow: str,
+        priority: int,
+        item: T,
+        *,
+        group: str = "",
+        rank: int = 0,
+        number: int | None = None,
     ) -> Ticket[T]:
-        """Puts one at the end of its flow, whose group and rank are those of its first one."""
-        ticket = Ticket(flow, priority, next(self._numbers), item)
+        """Puts one at the end of its flow, whose group and rank are those of its first one.
+
+        With the number of a ticket that was removed it gets that one's place.
+        """
+        ticket = Ticket(flow, priority, next(self._numbers) if number is None else number, item)
         known = self._flows.get(flow)
         if known is None:
             known = self._flows[flow] = _Flow(group, rank)
             self._rank(flow, known)
-        known.lanes.setdefault(priority, OrderedDict())[ticket.number] = ticket
+        lane = known.lanes.setdefault(priority, OrderedDict())
+        later = [] if number is None else [one for one in lane if one > number]
+        lane[ticket.number] = ticket
+        for one in later:
+            lane.move_to_end(one)
         known.waiting += 1
         self._waiting += 1
         if flow not in self._listed:

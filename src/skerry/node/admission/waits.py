@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from skerry.errors import SkerryError, Unavailable
@@ -10,6 +11,7 @@ from skerry.node.admission.fairness import Ticket
 from skerry.node.admission.shortage import Claim
 from skerry.node.timers import Timer
 
+PLACE_KEPT_S = 10.0
 Gone = Callable[[], Awaitable[None]]  # returns when the client that waits has gone
 
 
@@ -17,13 +19,42 @@ class ClientLeft(Unavailable):
     """Whoever asked does not wait any more; another who asked for the same may go on."""
 
 
+class KeptPlaces:
+    """Places of those whose time was over, for the same request again.
+
+    Else who waits long, in several requests, would be at the end each time.
+
+    Invariant: at most `most`, and none older than PLACE_KEPT_S after a look.
+    """
+
+    def __init__(self, now: Callable[[], float], most: int) -> None:
+        self._now = now
+        self._most = most
+        self._places: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+
+    def keep(self, flow: str, key: str, number: int) -> None:
+        """The one of that number has left."""
+        self._places[flow, key] = (number, self._now())
+        while len(self._places) > self._most:
+            self._places.popitem(last=False)
+
+    def take(self, flow: str, key: str | None) -> int | None:
+        """Returns the number that it had, once."""
+        oldest = self._now() - PLACE_KEPT_S
+        while self._places and next(iter(self._places.values()))[1] < oldest:
+            self._places.popitem(last=False)
+        found = None if key is None else self._places.pop((flow, key), None)
+        return None if found is None else found[0]
+
+
 class Wait:
     """One create in a queue. Done with None when its turn has come, or with why it never will."""
 
-    __slots__ = ("claim", "done", "ticket", "timer")
+    __slots__ = ("claim", "done", "key", "ticket", "timer")
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: Claim, key: str | None = None) -> None:
         self.claim = claim
+        self.key = key  # by which a repeat is known
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ticket: Ticket[Wait] | None = None
         self.timer: Timer | None = None

@@ -96,7 +96,9 @@ class Creation:
         if reserved:
             admission.swap(reserved.pop(), claim)
         else:
-            sandbox.waits = admission.ask(claim, wait_s=wait_s, priority=spec.priority)
+            sandbox.waits = admission.ask(
+                claim, wait_s=wait_s, priority=spec.priority, key=spec.key
+            )
         self._sandboxes.add(sandbox)
         self._owners.add(sandbox)
         self._jobs.add(sandbox)
