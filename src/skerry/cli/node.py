@@ -132,12 +132,14 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     from skerry.network.services import NetworkConfig, Service
     from skerry.node.config import Limits, NodeConfig
     from skerry.node.registry import DIRECTORY
+    from skerry.node.workers.options import WorkersConfig
 
     refuse_unknown(content, NodeConfig, "")
     refuse_unknown(content.get("limits", {}), Limits, "limits.")
     refuse_unknown(content.get("pressure", {}), Marks, "pressure.")
     refuse_unknown(content.get("idle_reclaim", {}), IdleMarks, "idle_reclaim.")
     refuse_unknown(content.get("s3", {}), S3Options, "s3.")
+    refuse_unknown(content.get("workers", {}), WorkersConfig, "workers.")
     lazy = content.get("lazy", {})
     refuse_unknown(lazy, LazyOptions, "lazy.")
     for table in ("fetch", "server", "profile"):

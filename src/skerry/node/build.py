@@ -45,6 +45,8 @@ from skerry.node.scrubber import Scrubber
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
 from skerry.node.trajectories import Trajectories, breathe
+from skerry.node.workers.uplinks import Uplinks
+from skerry.node.workers.workers import Workers
 from skerry.trajectory.archive import Archive
 from skerry.trajectory.journal import Journal
 from skerry.trajectory.sources import Directory
@@ -88,15 +90,17 @@ def build_node(
     sandboxes = Sandboxes(identity.name)
     images = _images(config, library, clock, sandboxes)
     entries = Ledger(journal)
+    tasks = Tasks()
     return Node(
         Parts(
             config=config,
             clock=clock,
             identity=identity,
-            tasks=Tasks(),
+            tasks=tasks,
             timers=timers,
             ledger=entries,
             networks=networks or Networks(config.network, clock),
+            uplinks=_uplinks(config, clock, tasks),
             outputs=Outputs(os.path.join(config.state_dir, "spool")),
             results=Results(limits.results_memory_bytes_max),
             admission=_admission(
@@ -131,6 +135,16 @@ def _directories(config: NodeConfig) -> None:
     """Makes what must be there when the launcher starts: it binds them."""
     for path in (config.state_dir, config.run_dir, *_layer_dirs(config)):
         os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def _uplinks(config: NodeConfig, clock: Clock, tasks: Tasks) -> Uplinks:
+    workers = Workers(
+        config.workers,
+        state_dir=config.state_dir,
+        run_dir=config.run_dir,
+        node_socket=config.socket_path,
+    )
+    return Uplinks(workers, clock, tasks, proxy_port=config.network.port)
 
 
 def _images(config: NodeConfig, library: Library, clock: Clock, sandboxes: Sandboxes) -> Images:

@@ -12,6 +12,7 @@ from skerry.errors import InvalidRequest
 from skerry.images.lazy.options import LazyOptions
 from skerry.images.objects.s3_options import S3Options, parse_place
 from skerry.network.services import NetworkConfig
+from skerry.node.workers.options import WorkersConfig
 from skerry.spec.limits import CHAIN_COMMITS_MAX, GIB, MIB, parse_bytes
 
 
@@ -82,6 +83,7 @@ class NodeConfig:
     idle_reclaim: IdleMarks = field(default_factory=IdleMarks)
     zram: str | None = None  # size of compressed swap that the node makes; None: none
     network: NetworkConfig = field(default_factory=NetworkConfig)  # what sandboxes may be allowed
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
     embedded: bool = False  # ends with its last owner (decision 21)
     keep_on_exit: bool = True  # instances outlive an orderly end, to be adopted
     # How long a node may be gone before what is not detached ends without it. None: for an embedded
@@ -143,6 +145,7 @@ class NodeConfig:
         if any(len(token) < 16 or not token.isascii() for token in self.tokens):
             raise InvalidRequest("tokens: at least 16 ASCII characters each")
         self.network.check()
+        self.workers.check()
         if self.limits.disk_free_min_bytes > 1024 * GIB:
             raise InvalidRequest("limits.disk_free_min_bytes is out of bounds")
         for name in ("creates_in_flight_max", "connections_max", "batches_max"):

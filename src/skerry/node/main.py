@@ -82,8 +82,10 @@ async def running(
             await listener.open()
             if listener.tcp is not None:
                 node.networks.own_ports = frozenset((listener.tcp[1],))
+            node.workers.start()
             yield listener
         finally:
+            await node.workers.close()  # first: they speak to this node
             if not await _within(_destroy_doomed(node), node.config.end_within_s, hurry):
                 log.warning("%d sandboxes are left to the next start", node.admission.sandboxes)
             if not await _within(node.commits.settled(), node.config.end_within_s, hurry):

@@ -48,6 +48,8 @@ class Node:
         self.trajectories = parts.trajectories
         self.blobs = parts.blobs
         self.networks = parts.networks
+        self.uplinks = parts.uplinks
+        self.workers = parts.uplinks.workers
         self.backends = parts.backends
         self.version = parts.version
         self.started = parts.clock.wall()
@@ -81,6 +83,8 @@ class Node:
             **self.loop_watch.gauges(),
             **self.ledger.gauges(),
             **self.networks.gauges(),
+            **self.workers.gauges(),
+            **self.uplinks.gauges(),
             **(self.blobs.gauges() if self.blobs else {}),
             "uptime_seconds": round(self.clock.wall() - self.started, 3),
             "draining": float(self.drain.on),

@@ -26,6 +26,7 @@ from skerry.node.scrubber import Scrubber
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
 from skerry.node.trajectories import Trajectories
+from skerry.node.workers.uplinks import Uplinks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,5 +53,6 @@ class Parts:
     trajectories: Trajectories
     blobs: Blobs | None  # None: no layer is mounted verified here
     networks: Networks
+    uplinks: Uplinks
     backends: Mapping[str, Backend]
     version: str

@@ -70,6 +70,8 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | GET jobs/JID/queue | -> JobQueue: positions and estimates of its creates that wait |
 | GET, POST, DELETE node/drain | POST: DrainBody -> DrainState (no new sandboxes; those that live are \
   stopped after the grace); DELETE takes it back |
+| GET workers | -> list of WorkerInfo |
+| GET, POST, DELETE workers/{worker}/{path} | bytes -> whatever the worker answers there; not model/ |
 | GET images | -> list of LayerManifest |
 | GET, DELETE images/NAME | -> LayerManifest |
 | POST images/NAME/import?kind=tar,oci&tag=&platform= | tar, streamed -> LayerManifest |

@@ -55,6 +55,7 @@ from skerry.wire.route import (
 )
 from skerry.wire.sessions import SessionCreate, SessionInfo
 from skerry.wire.trajectory_routes import TRAJECTORY_ROUTES
+from skerry.wire.worker_routes import WORKER_ROUTES
 
 JOB_ROUTES: Final[tuple[Route, ...]] = (
     Route("POST", "/v1/jobs", "Makes a job, or finds it by its id.", JobSpec, JobInfo),
@@ -421,4 +422,5 @@ ROUTES: Final[tuple[Route, ...]] = (
         params=(Param("owner", STRING, "16 to 64 of A-Za-z0-9_-; default: a new one"),),
         socket=(OwnerWelcome,),
     ),
+    *WORKER_ROUTES,
 )

@@ -55,6 +55,7 @@ class Creation:
         self._backends = parts.backends
         self._owners = parts.owners
         self._networks = parts.networks
+        self._uplinks = parts.uplinks
         self._blobs = parts.blobs
         self._jobs = parts.jobs
 
@@ -80,6 +81,7 @@ class Creation:
         """
         _check(spec)
         await self._networks.check(spec.network)
+        self._uplinks.check(spec)
         if spec.key is not None and (known := await self._joined(spec, spec.key)) is not None:
             return known
         backend = self._backends.get(spec.backend)
@@ -261,8 +263,6 @@ def _check(spec: SandboxSpec) -> None:
     spec.check()
     if spec.durability not in {None, Durability.PROCESS}:
         raise InvalidRequest(f"durability: this node has no {spec.durability} records")
-    if spec.uplinks:
-        raise InvalidRequest("uplinks: this node has no workers")
     for what, value in (("user", spec.user), ("workdir", spec.workdir)):
         if value is None:
             continue

@@ -52,6 +52,7 @@ class Lives:
         self._owners = parts.owners
         self._jobs = parts.jobs
         self._networks = parts.networks
+        self._uplinks = parts.uplinks
         self._ended_max = parts.config.limits.ended_max
         self._ended: deque[Sandbox] = deque()
         # Told of every change of state, after it; raises nothing.
@@ -84,6 +85,7 @@ class Lives:
             held=sandbox.held_since is not None,
         )
         self._networks.attach(sandbox, link)
+        self._uplinks.attach(sandbox, link, self.ensure_running)
         return link
 
     async def delete_quietly(self, sandbox: Sandbox) -> None:

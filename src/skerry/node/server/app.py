@@ -23,6 +23,7 @@ from skerry.node.server import (
     sessions,
     trajectories,
     usage,
+    workers,
 )
 from skerry.node.server.endpoint import Endpoint, Handler
 from skerry.node.server.exchange import Exchange, Receive, Scope, Send
@@ -94,6 +95,11 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     (
         "/v1/node/drain",
         {"GET": meta.drain_state, "POST": meta.drain, "DELETE": meta.undrain},
+    ),
+    ("/v1/workers", {"GET": workers.table}),
+    (
+        "/v1/workers/{worker}/{path:path}",
+        {"GET": workers.ask, "POST": workers.ask, "DELETE": workers.ask},
     ),
     ("/v1/openapi.json", {"GET": meta.document}),
     ("/v1/metrics", {"GET": meta.metrics}),

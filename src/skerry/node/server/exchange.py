@@ -270,9 +270,13 @@ class Exchange:
 
     async def open_stream(self, content_type: str) -> None:
         """Begins an answer of unknown length."""
-        self.status = 200
-        headers = [(b"content-type", content_type.encode()), (b"x-accel-buffering", b"no")]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self.open_answer(200, ((b"content-type", content_type.encode()),))
+
+    async def open_answer(self, status: int, headers: Headers) -> None:
+        """Begins an answer of unknown length that somebody else gives."""
+        self.status = status
+        whole = [*headers, (b"x-accel-buffering", b"no")]
+        await self._send({"type": "http.response.start", "status": status, "headers": whole})
 
     async def write(self, data: bytes) -> None:
         """Sends a piece; returns when the client has room for more, or is gone."""

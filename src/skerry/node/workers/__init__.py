@@ -1,0 +1,1 @@
+"""The node's workers: processes that it supervises, and what it relays to them from inside."""
