@@ -33,6 +33,15 @@ class SystemClock:
         return asyncio.get_running_loop().call_later(delay, call).cancel
 
 
+def born_at(clock: Clock, created: float, born: float, *, same_boot: bool) -> float:
+    """Returns on the monotonic clock when something was made that an earlier process has recorded.
+
+    `born` is that reading, which holds over processes as long as the host runs; over a restart of the
+    host only the wall clock (`created`) knows.
+    """
+    return born if same_boot else clock.monotonic() - max(0.0, clock.wall() - created)
+
+
 async def sleep(clock: Clock, seconds: float) -> None:
     """Returns when that much time has passed on the clock."""
     passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -45,6 +45,8 @@ class Began(msgspec.Struct, frozen=True, tag="began", omit_defaults=True):
     made_of: tuple[LayerManifest, ...] = ()  # the layers, as a commit remembers them
     restored: str | None = None  # the commit that they are
     tenant: str = ""  # tells the tokens apart for which it is
+    boot: str = ""  # of the host, and `created` on its monotonic clock:
+    born: float = 0.0
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):

@@ -18,11 +18,12 @@ import contextlib
 import logging
 
 from skerry.backends.api import Instance, Sweepable
+from skerry.backends.shared import proc
 from skerry.errors import Bug, OutcomeUnknown, PlatformError, SkerryError, StorageFailed
 from skerry.guest.client import GuestClient
 from skerry.node import ledger
 from skerry.node.admission.holders import JOB_LABEL, Holder
-from skerry.node.clock import sleep
+from skerry.node.clock import born_at, sleep
 from skerry.node.commands import command
 from skerry.node.commands.inputs import ShortInput, SpooledInput
 from skerry.node.commands.operation import Op
@@ -104,6 +105,7 @@ def _sandbox(
         began.created,
         node.clock.wall(),
         node.clock.monotonic(),
+        born_at(node.clock, began.created, began.born, same_boot=began.boot == proc.boot_id()),
         owner=began.owner,
         holder=Holder(began.tenant, began.owner, began.spec.labels.get(JOB_LABEL)),
         asked=None if story.changed is None else began.spec,

@@ -233,3 +233,24 @@ async def test_idle_time_of_one_sandbox_is_no_other_ones(stand, manual) -> None:
         assert (second.state, busy.state) == (State.RUNNING, State.RUNNING)
         await manual.advance(2)
         assert (second.state, busy.state) == (State.STOPPED, State.STOPPED)
+
+
+async def test_clock_that_is_set_moves_no_ttl(stand, manual, monkeypatch) -> None:
+    spec = SandboxSpec(ttl_s=1000)
+    async with stand.alive() as node:
+        sandbox = await node.lives.create(spec)
+        await manual.advance(400)
+        monkeypatch.setattr(type(manual), "wall", lambda self: 4e9 + self.now)  # a far future
+        await node.control.change(sandbox, SandboxChange(labels={"a": "b"}))
+        await manual.advance(100)
+        assert sandbox.state is State.RUNNING
+    await manual.advance(100)
+    async with stand.alive() as node:
+        sandbox = node.sandboxes.get(sandbox.id)
+        await manual.advance(390)
+        assert sandbox.state is State.RUNNING
+        await node.control.change(sandbox, SandboxChange(ttl_s=100))
+        await manual.advance(99)
+        assert sandbox.state is State.RUNNING
+        await manual.advance(2)
+        assert sandbox.state is State.STOPPED

@@ -235,6 +235,8 @@ async def test_ttl_of_a_job_stops_all_of_it_however_alive_its_trainer_is(stand, 
             State.STOPPED,
         )
         assert ours.lost  # nobody inside is to blame
+        assert ours.reason == "its job ended: its ttl is over"
+        assert node.metrics.ends == {"job": 2}
         with pytest.raises(Conflict, match="ttl"):
             node.keeping.heartbeat(job)
 

@@ -35,6 +35,7 @@ _ENDS = {
     "a request asked for it": "stopped",
     "its owner is gone": "owner",
     "its node was drained": "drained",
+    "its job ended": "job",
 }
 _NAME = re.compile(r"[^a-zA-Z0-9_]")
 _STAGE = re.compile(r"([a-z_]{1,32})=([0-9]{1,12})")
@@ -100,7 +101,8 @@ class Metrics:
                     self._stage(text)
         elif after is State.FAILED or (after is State.STOPPING and before is not State.FAILED):
             failed = after is State.FAILED
-            self.ends["failed" if failed else _ENDS.get(sandbox.reason or "", "other")] += 1
+            reason = (sandbox.reason or "").partition(":")[0]
+            self.ends["failed" if failed else _ENDS.get(reason, "other")] += 1
 
     def _stage(self, text: str) -> None:
         match = _STAGE.fullmatch(text)

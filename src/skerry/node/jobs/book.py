@@ -15,7 +15,7 @@ from skerry.backends.shared import proc
 from skerry.errors import Bug, Conflict, NotFound, Overloaded, StorageFailed
 from skerry.node import ledger
 from skerry.node.admission.holders import JOB_LABEL, Holder
-from skerry.node.clock import Clock
+from skerry.node.clock import Clock, born_at
 from skerry.node.config import Limits
 from skerry.node.jobs.job import Job
 from skerry.node.ledger import Ledger
@@ -138,9 +138,8 @@ class Jobs:
         if made is None:
             log.warning("job %s: its beginning is not in the journal", job_id)
             return None
-        born = made.born
-        if made.boot != self._boot:  # only the wall clock knows how long that was
-            born = self._clock.monotonic() - (self._clock.wall() - made.created)
+        same = made.boot == self._boot
+        born = born_at(self._clock, made.created, made.born, same_boot=same)
         job = self.by_id[job_id] = Job(made.spec, made.owner, made.created, born)
         if story.ended is not None:
             job.reason, job.deleting = story.ended.reason, story.ended.delete

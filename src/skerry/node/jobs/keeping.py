@@ -205,8 +205,8 @@ class Keeping:
                 if delete or sandbox.state is State.CREATING:
                     await self._lives.delete(sandbox)
                 else:
-                    self._lives.withdrawn(sandbox, f"job {job.id} ended: {reason}")
-                    await self._control.stop(sandbox, f"job {job.id} ended: {reason}")
+                    self._lives.withdrawn(sandbox, f"its job ended: {reason}")
+                    await self._control.stop(sandbox, f"its job ended: {reason}")
             except SkerryError as error:
                 log.warning("%s of job %s is not ended yet: %s", sandbox.id, job.id, error)
 

@@ -72,7 +72,7 @@ class Control:
         """
         await self._made(sandbox)
         self._check_live(sandbox)
-        self._record(sandbox, change.apply(sandbox.spec, self._clock.wall() - sandbox.created))
+        self._record(sandbox, change.apply(sandbox.spec, self._clock.monotonic() - sandbox.born))
         self._lives.deadlines.arm_again(sandbox)
 
     async def set_network(self, sandbox: Sandbox, entries: tuple[str, ...]) -> None:

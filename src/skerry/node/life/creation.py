@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from skerry.backends.api import Backend, CreateRequest, View
+from skerry.backends.shared import proc
 from skerry.errors import Conflict, InvalidRequest, SandboxFailed, SkerryError, Unavailable
 from skerry.lifecycle.table import Event
 from skerry.node import ledger
@@ -58,6 +59,7 @@ class Creation:
         self._uplinks = parts.uplinks
         self._blobs = parts.blobs
         self._jobs = parts.jobs
+        self._boot = proc.boot_id()
 
     async def create(
         self,
@@ -136,7 +138,7 @@ class Creation:
             self._clock.wall(),
             self._clock.monotonic(),
         )
-        return Sandbox(name, spec, (), wall, wall, monotonic, owner=owner, holder=holder)
+        return Sandbox(name, spec, (), wall, wall, monotonic, monotonic, owner=owner, holder=holder)
 
     async def _joined(self, spec: SandboxSpec, key: str) -> Sandbox | None:
         """Returns what the key names once it runs; None if it is this request's to make."""
@@ -188,6 +190,8 @@ class Creation:
                 sandbox.made_of,
                 sandbox.restored,
                 sandbox.holder.tenant,
+                self._boot,
+                sandbox.born,
             ),
         )
         instance = await backend.create(

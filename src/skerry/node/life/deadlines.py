@@ -32,9 +32,9 @@ class Deadlines:
 
     def arm(self, sandbox: Sandbox) -> None:
         """Sets the sandbox's deadlines: ttl from its creation, idle from its last activity."""
-        expires = sandbox.expires
-        if expires is not None:
-            left = max(0.0, expires - self._clock.wall())
+        ttl = sandbox.spec.ttl_s
+        if ttl is not None:
+            left = max(0.0, sandbox.born + ttl - self._clock.monotonic())
             sandbox.timers.append(
                 self._timers.after(left, lambda: self._end_by_time(sandbox, "its ttl is over"))
             )

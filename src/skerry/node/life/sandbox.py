@@ -51,6 +51,7 @@ class Sandbox:
     created: float  # wall clock, as all times that users see
     last_activity: float
     active: float  # the same on the monotonic clock
+    born: float  # `created` on the monotonic clock of the host's boot: a ttl counts from there
     owner: str | None = None
     holder: Holder = field(default_factory=Holder)  # as whom it is counted
     state: State = State.CREATING
