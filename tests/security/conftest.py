@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from weak_nodes import WeakNodes
 
-from live_node import LiveNode
 from native_build import NATIVE, build
 
 HERE = Path(__file__).parent
@@ -71,31 +70,18 @@ async def box(node_client, armed):
 
 
 @pytest.fixture(scope="session")
-def weak_pair(tmp_path_factory):
+def weak_pair():
     """The directory of the weakened native pair."""
     build("weak")
     return NATIVE / "build/weak"
 
 
 @pytest.fixture(scope="session")
-def weak_nodes(weak_pair, layer_store, tmp_path_factory):
+def weak_nodes(layer_store, tmp_path_factory):
     """Nodes without some protections, by their names, each started once."""
-    nodes = {}
-
-    def node(words):
-        if words not in nodes:
-            place = tmp_path_factory.mktemp("weak")
-            (place / "skerry-spawn").write_text(
-                f'#!/bin/sh\nSKERRY_WEAK={words} exec {weak_pair}/skerry-spawn "$@"\n'
-            )
-            (place / "skerry-spawn").chmod(0o755)
-            (place / "skerry-init").symlink_to(weak_pair / "skerry-init")
-            program = (sys.executable, str(HERE / "weak_node.py"), str(place))
-            nodes[words] = LiveNode(layer_store, program=program).start()
-        return nodes[words]
-
-    yield node
-    left = [line for made in nodes.values() for line in made.stop()]
+    nodes = WeakNodes(layer_store, tmp_path_factory.mktemp("weak"))
+    yield nodes.node
+    left = nodes.stop()
     assert not left
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from naive import BLIND, keep_all
 
-from skerry.integrity.audit import Audit, audit
-from skerry.integrity.protected import Rules
-from skerry.spec.files import Change, ChangeKind, FileType
+from skerry.integrity.audit import audit
 from skerry.spec.rollout import RolloutRecord
 from skerry.spec.verdict import Outcome
 from skerry.trajectory.rollouts import JobLog
@@ -120,24 +118,6 @@ async def test_the_naive_grader_is_honest_with_the_honest(
         for name in ("noop", "gold")
     ]
     assert earned == [0.0, 1.0]
-
-
-def keep_all(changes: Iterable[Change], rules: Rules) -> Audit:
-    """An audit without rules: everything in the workdir is graded."""
-    inside = [
-        change
-        for change in changes
-        if rules.inside(change.path) and change.type in {FileType.FILE, FileType.DIRECTORY}
-    ]
-    return Audit(
-        kept=tuple(one for one in inside if one.kind is not ChangeKind.DELETED),
-        deleted=tuple(one.path for one in inside if one.kind is ChangeKind.DELETED),
-        dropped=(),
-        evidence=(),
-    )
-
-
-BLIND = {"sentinels": False, "fingerprint": False}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     digests: tuple[str, ...] = ()  # of the layers that agent and verifier shared
     mounts: tuple[MountedLayer, ...] = ()  # of the agent's sandbox: how their bytes were checked
     submission: str | None = None  # sha256 of the tar that was applied to the fresh sandbox
-    notes: tuple[str, ...] = ()  # what the audit dropped without calling it evidence
+    notes: tuple[str, ...] = ()  # what was noted or dropped and is no evidence: RULE: PATH: REASON
     started: float = 0.0
     ended: float = 0.0
 

@@ -23,6 +23,7 @@ import msgspec
 
 from skerry.errors import NotFound
 from skerry.integrity.protected import Rules, rules_of
+from skerry.integrity.sources import remarked
 from skerry.spec.layers import LayerKind, LayerManifest, parse_layer_name
 from skerry.spec.task import Archive, TaskSpec
 from skerry.worker.archives import gold_patch, pristine_digests, source_files, top_level_modules
@@ -78,6 +79,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     rules: Rules
     patch: bytes
     files: frozenset[str]  # regular files of the untouched workdir
+    remarked: frozenset[tuple[str, str]]  # what there is to say of its sources before anybody acts
 
     @property
     def verify_layers(self) -> tuple[str, ...]:
@@ -130,6 +132,7 @@ class Builder:
             rules=rules_of(task, installed_modules=installed, pristine=pristine_digests(task, bug)),
             patch=gold_patch(task, bug, fix),
             files=frozenset(f"{task.workdir}/{path}" for path in bug),
+            remarked=await asyncio.to_thread(remarked, bug),
         )
 
     def _sources(self, task: TaskSpec) -> tuple[dict[str, bytes], dict[str, bytes]]:

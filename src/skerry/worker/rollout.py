@@ -140,7 +140,7 @@ class Rollouts:
                 session = Session(sandbox, environment, self._log, plan.rollout, on_step)
                 early = await self._let_act(plan, session)
                 on_step("collecting")
-                submission = await collect(sandbox, environment, self._guards)
+                submission = await collect(sandbox, environment, self._guards, session.deeds)
                 submission = msgspec.structs.replace(submission, mounts=sandbox.created_as.mounts)
                 return early_or(submission, early)
         except SkerryError as error:

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from skerry.errors import SkerryError
+from skerry.integrity.conduct import DEEDS_MAX, TEXT_MAX, Deed, deed_of
 from skerry.spec.command import RunResult
 from skerry.spec.task import TaskSpec
 from skerry.trajectory.rollouts import JobLog
@@ -33,6 +34,7 @@ class Session:
         self._rollout = rollout
         self._on_step = on_step
         self.environment = environment
+        self.deeds: list[Deed] = []  # what conduct is judged by: bounded, the first ones
 
     @property
     def task(self) -> TaskSpec:
@@ -62,13 +64,16 @@ class Session:
             )
         except SkerryError as error:
             self.record(data | {"error": error.code, "message": error.message[:500]})
+            self._did(_words(shown, stdin))
             raise
+        self._did(_words(shown, stdin), result)
         self.record(data | self._summary(result))
         return result
 
     async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
         """Writes a file, made with the directories above it; without a mode it keeps the one it has."""
         self._on_step(f"write {path}")
+        self._did(_words(path, content))
         await self._sandbox.files.write(path, content, mode=mode)
         self.record(
             {"action": "write", "path": path, "mode": mode, "content": self._log.output(content)}
@@ -90,6 +95,10 @@ class Session:
         """Returns how content stands in an event: whole, or its beginning and a digest."""
         return self._log.output(content)
 
+    def _did(self, text: str, result: RunResult | None = None) -> None:
+        if len(self.deeds) < DEEDS_MAX:
+            self.deeds.append(deed_of(text, result))
+
     def _summary(self, result: RunResult) -> dict[str, Any]:
         data: dict[str, Any] = {
             "seconds": round(max(0.0, result.ended - result.started), 4),
@@ -104,6 +113,11 @@ class Session:
             if getattr(result, key):
                 data[key] = True
         return data
+
+
+def _words(text: str, content: bytes | None) -> str:
+    rest = (content or b"")[:TEXT_MAX].decode("utf-8", "replace")
+    return f"{text[:TEXT_MAX]}\n{rest}" if rest else text[:TEXT_MAX]
 
 
 class Policy(Protocol):

@@ -12,14 +12,16 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from skerry.errors import Bug, FileRefused, SandboxError, Unavailable
 from skerry.integrity.audit import Audit, audit
+from skerry.integrity.conduct import Deed, conduct
 from skerry.integrity.protected import Rules
 from skerry.integrity.report import TestReport, parse_report
+from skerry.integrity.sources import remarks
 from skerry.integrity.tarfilter import TarFilter
 from skerry.integrity.verdict import failed, infrastructure_error, judge, tampered
 from skerry.spec.command import RunResult
@@ -61,15 +63,23 @@ class Submission(msgspec.Struct, frozen=True):
     mounts: tuple[MountedLayer, ...] = ()  # of the sandbox that it comes from
 
 
-EMPTY = Submission(Audit((), (), (), ()), b"")
+async def collect(
+    sandbox: Sandbox, environment: Environment, guards: Guards, deeds: Sequence[Deed] = ()
+) -> Submission:
+    """Returns what a policy left in its sandbox, and what it did as far as that is to be told.
 
-
-async def collect(sandbox: Sandbox, environment: Environment, guards: Guards) -> Submission:
-    """Returns what a policy left in its sandbox. A sandbox that it broke gives a failed verdict."""
+    A sandbox that it broke gives a failed verdict.
+    """
+    # Off the loop: there may be tens of thousands of paths, and long commands.
+    done = await asyncio.to_thread(conduct, deeds, environment.rules.extra)
     workdir = environment.task.workdir
     try:
-        # Off the loop: a diff may have tens of thousands of paths.
         found = await asyncio.to_thread(guards.auditor, await sandbox.diff(), environment.rules)
+        found = msgspec.structs.replace(
+            found,
+            evidence=(*found.evidence, *done.evidence),
+            noted=(*found.noted, *done.noted),
+        )
         early = tampered(found)
         if early is not None:
             return Submission(found, b"", early)
@@ -85,12 +95,15 @@ async def collect(sandbox: Sandbox, environment: Environment, guards: Guards) ->
     except SandboxError as error:
         if is_lost(error):
             raise
-        return Submission(
-            EMPTY.audit, b"", failed(f"the sandbox cannot be graded: {error.message}")
-        )
+        left = Audit((), (), (), done.evidence, done.noted)
+        broken = tampered(left) or failed(f"the sandbox cannot be graded: {error.message}")
+        return Submission(left, b"", broken)
     if sieve.missing:
         return Submission(found, b"", failed(f"{sieve.missing[0]} vanished while it was graded"))
-    return Submission(found, bytes(out))
+    tar = bytes(out)
+    said = await asyncio.to_thread(remarks, tar, environment.remarked, workdir)
+    found = msgspec.structs.replace(found, noted=(*found.noted, *said))
+    return Submission(found, tar)
 
 
 async def grade(

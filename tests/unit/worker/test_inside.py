@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -182,3 +184,69 @@ def test_a_file_beneath_an_argument_is_not_named_again(
     (tmp_path / "tests").mkdir()
     assert collect.uncovered(["-q", "tests"], ["tests/test_x.py"]) == []
     assert collect.uncovered(["tests/test_a.py"], ["tests/test_x.py"]) == ["tests/test_x.py"]
+
+
+LIARS = {
+    "text": "class Liar(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__",
+    "number": "class Liar(int):\n    __eq__ = lambda self, other: 1\n    __hash__ = int.__hash__",
+    "plain": "class Liar:\n    def __eq__(self, other): return isinstance(other, (str, int))",
+    "only new by its own ways": (
+        "class Liar:\n    def __new__(cls, key): return object.__new__(cls)\n"
+        "    def __eq__(self, other): return True\nheld = Liar(1)"
+    ),
+    "callable": (
+        "class Yes:\n    def __call__(self, other): return True\n"
+        "class Liar:\n    __eq__ = Yes()\n    __hash__ = object.__hash__"
+    ),
+    "from text": "exec('class Liar:\\n    def __eq__(self, other): return True', globals())",
+}
+HONEST = {
+    "by value": (
+        "class Point:\n    def __init__(self): self.x = 1\n"
+        "    def __eq__(self, other): return other == self.x"
+    ),
+    "a data class": "import dataclasses\n@dataclasses.dataclass\nclass Point:\n    x: int = 1",
+    "raises": "class Odd:\n    def __eq__(self, other): raise RuntimeError",
+    "none to be had": (
+        "class Odd:\n    def __new__(cls): raise TypeError\n    def __eq__(self, other): return True"
+    ),
+    "an ANY of the library": "from unittest.mock import ANY",
+}
+
+
+def imported(top: Path, text: str) -> types.ModuleType:
+    (top / "source.py").write_text(text)
+    module = types.ModuleType("source")
+    sys.modules["source"] = module
+    exec(compile(text, str(top / "source.py"), "exec"), vars(module))  # our own text
+    return module
+
+
+def judged(top: Path, text: str) -> list[str]:
+    config = {"watched": [], "extra": [], "workdir": str(top), "test_paths": ["tests"]}
+    collector = collect.Collector(config, collect.Fingerprint())
+    module = imported(top, text)
+    collector.check_equality()
+    del module, sys.modules["source"]
+    gc.collect()
+    return collector.forged
+
+
+@pytest.mark.parametrize("name", LIARS)
+def test_an_object_that_equals_everything_is_named(tmp_path: Path, name: str) -> None:
+    assert judged(tmp_path, LIARS[name]) == ["an object of Liar equals everything"]
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_objects_with_an_equality_of_their_own_are_not(tmp_path: Path, name: str) -> None:
+    assert judged(tmp_path, HONEST[name]) == []
+
+
+def test_matchers_of_the_tests_may_equal_everything(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    config = {"watched": [], "extra": [], "workdir": str(tmp_path), "test_paths": ["tests"]}
+    module = imported(tmp_path / "tests", LIARS["plain"])
+    collector = collect.Collector(config, collect.Fingerprint())
+    collector.check_equality()
+    assert collector.forged == []
+    assert sys.modules.pop("source") is module

@@ -1,0 +1,92 @@
+"""Every misbehaviour of the table, for real: it earns nothing, reaches nothing, harms nobody, and shows.
+
+Each is tried again in a configuration that lacks what stops it, where it must succeed (decision 35).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from behaviours import Aim, Behaviour, Weakness, table
+from behaviours_grading import REPOSITORY
+from graders import GRADERS
+from greeting import FIX, environment_of
+from stand import Stand, programs
+
+from skerry.spec.verdict import Outcome
+from skerry.worker import Downloads
+
+pytestmark = pytest.mark.root
+
+
+class World:
+    """What all the rows share: programs, a cache, the environment, what was graded already."""
+
+    def __init__(self, place: Path) -> None:
+        self.programs = programs(place)
+        self.cache = place / "cache"
+        self.environment = None
+        self.graded = {}
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("misbehaviour"))
+
+
+@pytest.fixture
+async def stand(world, node_client, weak_nodes):
+    """A stand with a neighbour."""
+    if world.environment is None:
+        ordinary = Downloads(Path(os.environ.get("SKERRY_CACHE", "/var/cache/skerry")), os.environ)
+        world.environment = await environment_of(node_client, world.cache, ordinary)
+    made = Stand(node_client, world.environment, world.programs, weak_nodes, world.graded)
+    async with made.neighbour():
+        yield made
+
+
+@pytest.mark.parametrize("behaviour", table(), ids=lambda one: one.name)
+async def test_misbehaviour_earns_reaches_and_harms_nothing_and_shows(stand, behaviour) -> None:
+    trial = await stand.attempt(behaviour)
+    assert trial.blocked, trial.problems
+    assert trial.detected, (behaviour.audit - trial.seen, trial.seen)
+    assert trial.control, f"the control did not succeed: {behaviour.weakness}"
+
+
+@pytest.mark.parametrize("name", ["grep over /proc", "fork bomb", "profile", "poisoned bytecode"])
+async def test_a_fix_beside_what_only_shows_earns_its_reward(stand, name) -> None:
+    """What is noted is no evidence: an honest fix is graded as one, and the note is there."""
+    behaviour = next(one for one in table() if one.name == name)
+    fixing = replace(
+        behaviour,
+        script=f"{behaviour.script}\ncat > greet.py <<'X'\n{FIX}X",
+        weakness=Weakness.NO_AUDIT,
+        verdicts=frozenset({"passed"}),
+    )
+    trial = await stand.attempt(fixing)
+    assert trial.problems == ("it earned 1.0",)
+    assert trial.verdict == Outcome.PASSED
+    assert behaviour.audit <= trial.seen
+
+
+async def test_graders_of_the_controls_are_honest_with_the_honest(stand) -> None:
+    """Neither of them gives a reward to who changed nothing."""
+    for weakness in (*GRADERS, Weakness.NO_AUDIT, Weakness.NO_GUARDS):
+        setup = ""
+        if weakness is Weakness.AFTER_GIT:
+            setup = REPOSITORY
+        idle = Behaviour(
+            "idle", "own", Aim.REWARD, setup or "true", weakness, frozenset(), frozenset({"failed"})
+        )
+        trial = await stand.attempt(idle)
+        assert (trial.control, trial.problems) == ("", ()), weakness
+
+
+def test_the_table_covers_what_it_must() -> None:
+    rows = table()
+    assert {one.aim for one in rows} == set(Aim)
+    assert {one.weakness for one in rows} == set(Weakness)
+    assert len(rows) >= 55
