@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 
+from skerry.images.objects.directory import DirectoryObjects
 from skerry.node.ledger import Answered, Asked, Began, Ending, Ledger, Made
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.spec.sandbox import SandboxSpec, State
+from skerry.trajectory.index import encode_index, index_of
 from skerry.trajectory.journal import Journal
+from skerry.trajectory.segment import read_segment, segment_numbers
+from skerry.trajectory.sources import BLOBS, Shelf, index_key, segment_key
 from skerry.wire.http import ErrorBody
 
 NODE = "aaaaa"
@@ -64,3 +69,20 @@ class Story:
 
     def end(self, sandbox: str, state: State = State.STOPPED, **fields) -> None:
         self.ledger.append(sandbox, Ending(state, **fields))
+
+    def ship(self, root: str, *, last: bool = True) -> Shelf:
+        """Puts the segments into a store as a node does; without `last` the open one is left out."""
+        shelf = DirectoryObjects(root)
+        numbers = segment_numbers(self.directory)
+        for number in numbers if last else numbers[:-1]:
+            data = read_segment(self.directory, number)
+            index = index_of(NODE, number, data)
+            shelf.put_bytes(segment_key(NODE, number), data[: index.size], replace=True)
+            shelf.put_bytes(index_key(NODE, number), encode_index(index), replace=True)
+        return shelf
+
+    def blob(self, root: str, data: bytes) -> dict:
+        """Keeps a content in a store; returns how it stands in a record."""
+        digest = hashlib.sha256(data).hexdigest()
+        DirectoryObjects(root).put_bytes(BLOBS + digest, data, replace=True)
+        return {"blob": digest, "bytes": len(data)}

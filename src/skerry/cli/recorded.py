@@ -14,6 +14,7 @@ import click
 from skerry.cli.app import App
 from skerry.cli.secrets import state_home
 from skerry.cli.words import plural
+from skerry.errors import NotFound
 
 if TYPE_CHECKING:
     from skerry.spec.rollout import JobEvent, JobSummary, RolloutRecord
@@ -38,6 +39,16 @@ def jobs_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def jobs_dir(given: str | None) -> Path:
     """Returns the directory of jobs."""
     return Path(given or os.path.join(state_home(), "skerry", "jobs")).absolute()
+
+
+def newest(folder: Path) -> str:
+    """Returns the newest job; NotFound says how to make one."""
+    from skerry.trajectory.rollouts_reader import list_jobs
+
+    known = list_jobs(folder)
+    if not known:
+        raise NotFound(f"no jobs in {folder}", hint="`skerry demo` or `skerry rollout` makes one")
+    return known[-1]
 
 
 @contextmanager

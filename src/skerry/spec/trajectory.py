@@ -129,6 +129,7 @@ class TrajectoryCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """What a check found; `head` is the hash of the last record, to be kept with somebody else."""
 
     sandbox: str | None = None  # None: a whole log
+    node: str = ""
     segments: int = 0
     records: int = 0
     events: int = 0

@@ -25,7 +25,7 @@ from skerry.trajectory.reading import Log
 from skerry.trajectory.sightings import Seen
 from skerry.trajectory.sources import Both, Directory, Shelf, Shipped, Source, nodes_in
 
-LOGS_KEPT: Final = 8  # of other nodes
+LOGS_KEPT: Final = 4  # of other nodes
 NODES_FRESH_S: Final = 30.0
 _CURSOR: Final = re.compile(r"([0-9]{1,20})\.(s[a-z2-7]{20})")
 
@@ -65,7 +65,7 @@ class Archive:
         self._local = Log(own, breathe) if own is not None else None
         whole: Source | None = own
         if own is not None and shelf is not None:
-            whole = Both(own, Shipped(shelf, own.node, now))
+            whole = Both(own, Shipped(shelf, own.node, now), now)
         self._whole = Log(whole, breathe) if whole is not None else None
         self._others: OrderedDict[str, Log] = OrderedDict()
         self._nodes: tuple[float, list[str]] = (-NODES_FRESH_S, [])

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from skerry.errors import LayerDamaged, NotFound
+from skerry.errors import LayerDamaged, NotFound, StorageFailed
 from skerry.spec.ids import SANDBOX_PATTERN
 from skerry.spec.trajectory import Finding, FindingKind, TrajectoryCheck
 from skerry.trajectory.archive import Archive
@@ -53,8 +53,7 @@ class Pass:
         for number in numbers:
             anchor = self._source.anchor(number)
             if anchor is not None and anchor.gap:
-                self._findings.add(FindingKind.GAP, anchor.gap, segment=number)
-                continue
+                continue  # told by `_missing`
             try:
                 newest_of_all = number == newest and anchor is None  # it may be written to
                 yield from self._segment(number, anchor, newest=newest_of_all)
@@ -130,17 +129,19 @@ def check_sandbox(archive: Archive, sandbox: str) -> TrajectoryCheck:
     numbers = log.sightings().segments_of(sandbox)
     findings = Findings(log.node)
     present = log.source.numbers()
-    _missing(log, numbers, present, findings)
+    _missing(log, range(numbers[0], numbers[-1]), present, findings)
     reading = Pass(log.source, findings, archive.breathe)
     blobs: set[str] = set()
     for _, found in reading.segments(numbers, present[-1]):
         subject = found.record.subject
         if subject == sandbox or subject.startswith(sandbox + "."):
             blobs.update(blobs_in(found.record.data))
+    _not_away(log)
     _check_chain(log, sandbox, findings)
     _check_blobs(archive.blobs, blobs, findings, archive.breathe)
     return TrajectoryCheck(
         sandbox=sandbox,
+        node=log.node,
         segments=len(numbers),
         records=len(outline.seqs),
         events=len(outline),
@@ -155,7 +156,9 @@ def check_log(archive: Archive, log: Log) -> TrajectoryCheck:
     """Checks everything that one node recorded."""
     findings = Findings(log.node)
     numbers = log.source.numbers()
-    _missing(log, numbers, numbers, findings)
+    log.sightings()
+    if numbers:
+        _missing(log, range(numbers[0], numbers[-1] + 1), numbers, findings)
     reading = Pass(log.source, findings, archive.breathe)
     links = Links()
     last: dict[str, int] = {}  # seq of the last record of each subject
@@ -175,11 +178,13 @@ def check_log(archive: Archive, log: Log) -> TrajectoryCheck:
         elif why:
             where = {"segment": number, "offset": found.offset}
             findings.add(FindingKind.TAMPERED, why, sandbox=_sandbox(record.subject), **where)
+    _not_away(log)
     for sandbox in sorted(disordered):
         if SANDBOX_PATTERN.fullmatch(sandbox) is not None:
             _check_chain(log, sandbox, findings, begun_before=True)
     _check_blobs(archive.blobs, blobs, findings, archive.breathe)
     return TrajectoryCheck(
+        node=log.node,
         segments=len(numbers),
         records=reading.records,
         blobs=len(blobs),
@@ -217,18 +222,22 @@ def _check_chain(log: Log, sandbox: str, findings: Findings, *, begun_before: bo
             findings.add(FindingKind.TAMPERED, why, sandbox=sandbox, offset=found.offset)
 
 
-def _missing(log: Log, wanted: list[int], present: list[int], findings: Findings) -> None:
-    """Notes the segments between those that should be there too."""
-    if not wanted:
-        return
+def _missing(log: Log, wanted: range, present: list[int], findings: Findings) -> None:
+    """Notes the segments that should be there and are not; a gap is in the node's own words."""
     there = set(present)
-    for number in range(wanted[0], wanted[-1] + 1):
-        if number in there:
-            continue
-        anchor = log.source.anchor(number)
-        kind = FindingKind.GAP if anchor is not None and anchor.gap else FindingKind.TRUNCATED
-        detail = anchor.gap if anchor is not None and anchor.gap else "the segment is missing"
-        findings.add(kind, detail, segment=number)
+    gaps = log.sightings().gaps
+    for number in wanted:
+        if number in gaps:
+            findings.add(FindingKind.GAP, gaps[number], segment=number)
+        elif number not in there:
+            findings.add(FindingKind.TRUNCATED, "the segment is missing", segment=number)
+
+
+def _not_away(log: Log) -> None:
+    if log.source.away:
+        raise StorageFailed(
+            "the store cannot be reached: what it was told of the segments cannot be compared"
+        )
 
 
 def _check_blobs(

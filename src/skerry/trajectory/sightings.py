@@ -41,6 +41,7 @@ class Sightings:
         self._sealed: set[int] = set()
         self._seen: dict[str, Seen] = {}  # in sealed segments
         self._open = _Open(0)
+        self.gaps: dict[int, str] = {}  # segments that their node gave up, and why
 
     def refresh(self) -> None:
         """Takes in what was appended or shipped since the last time."""
@@ -52,6 +53,8 @@ class Sightings:
         for first in range(0, len(fresh), ANCHORS_AT_ONCE):
             some = fresh[first : first + ANCHORS_AT_ONCE]
             for number, anchor in zip(some, self._anchors(some), strict=True):
+                if anchor is not None and anchor.gap:
+                    self.gaps[number] = anchor.gap
                 if anchor is not None or number != numbers[-1]:
                     self._take(number, anchor.subjects if anchor else self._read(number))
                     self._sealed.add(number)

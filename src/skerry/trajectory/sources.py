@@ -11,17 +11,19 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from skerry.errors import NotFound, SkerryError, StorageFailed
 from skerry.trajectory.index import INDEX_BYTES_MAX, SegmentIndex, decode_index
 from skerry.trajectory.segment import HEADER_BYTES, segment_numbers, segment_path
 from skerry.trajectory.walk import Walk
 
+T = TypeVar("T")
+
 PREFIX: Final = "trajectories/"
 BLOBS: Final = "trajectories/blobs/"
 TAIL_BYTES_MAX: Final = 256 << 20  # of a segment that only pieces were shipped of
-BLOCKS_BYTES_MAX: Final = 64 << 20
+BLOCKS_BYTES_MAX: Final = 16 << 20
 LIST_EVERY_S: Final = 5.0
 
 log = logging.getLogger("skerry.trajectory")
@@ -48,6 +50,7 @@ class Source(Protocol):
 
     node: str
     block_bytes: int  # what is best read at once
+    away: bool  # what somebody else was told of it cannot be asked for now
 
     def numbers(self) -> list[int]:
         """Returns the numbers of all segments, oldest first."""
@@ -83,6 +86,7 @@ class Directory:
     """A node's own log: the directory of its journal."""
 
     block_bytes = 1 << 20
+    away = False
 
     def __init__(self, path: str, node: str) -> None:
         self.node = node
@@ -115,6 +119,7 @@ class Shipped:
     """What a node shipped to a store, which is asked for new segments at most every few seconds."""
 
     block_bytes = 4 << 20
+    away = False
 
     def __init__(self, shelf: Shelf, node: str, now: Callable[[], float]) -> None:
         self.node = node
@@ -128,10 +133,8 @@ class Shipped:
     def numbers(self) -> list[int]:
         """Returns the numbers of the segments, and of those of which only a tail is there yet."""
         if self._now() >= self._list_at:
-            self._list_at = (
-                self._now() + LIST_EVERY_S
-            )  # one that cannot be reached is not asked again
             self._numbers = self._list()
+            self._list_at = self._now() + LIST_EVERY_S
         return self._numbers
 
     def _list(self) -> list[int]:
@@ -184,23 +187,21 @@ class Both:
 
     block_bytes = 1 << 20
 
-    def __init__(self, own: Directory, shipped: Shipped) -> None:
+    def __init__(self, own: Directory, shipped: Shipped, now: Callable[[], float]) -> None:
         self.node = own.node
+        self.away = False
         self._own = own
         self._shipped = shipped
+        self._now = now
+        self._ask_at = -math.inf  # a store that cannot be reached is left alone until then
         self._open = 0  # the segment that is written to
 
     def numbers(self) -> list[int]:
         """Returns the numbers of all."""
         numbers = self._own.numbers()
         self._open = numbers[-1] if numbers else 0
-        try:
-            return sorted(set(numbers).union(self._shipped.numbers()))
-        except SkerryError as error:
-            if not numbers:
-                raise
-            log.warning("trajectories: the store cannot be listed: %s", error.message)
-            return numbers
+        shipped = self._asked(self._shipped.numbers) or []
+        return sorted({*numbers, *shipped})
 
     def read(self, number: int, offset: int, length: int) -> bytes:
         """Reads a part of a segment, of the own one if it is there."""
@@ -211,7 +212,22 @@ class Both:
 
     def anchor(self, number: int) -> SegmentIndex | None:
         """Returns what the store says of a segment; None of the one that is written to."""
-        return None if number == self._open else self._shipped.anchor(number)
+        if number == self._open:
+            return None
+        return self._asked(lambda: self._shipped.anchor(number))
+
+    def _asked(self, ask: Callable[[], T]) -> T | None:
+        """Returns what the store says, None if it is away."""
+        if self._now() < self._ask_at:
+            return None
+        try:
+            found = ask()
+        except SkerryError as error:
+            log.warning("trajectories: the store is away: %s", error.message)
+            self.away, self._ask_at = True, self._now() + LIST_EVERY_S
+            return None
+        self.away = False
+        return found
 
 
 def walk(source: Source, number: int, start: int = HEADER_BYTES, *, thorough: bool = False) -> Walk:

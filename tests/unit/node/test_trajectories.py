@@ -71,6 +71,8 @@ async def test_record_goes_on_over_a_restart_of_the_node(stand):
 
 async def test_listing_finds_rollouts_and_jobs_page_by_page(client, monkeypatch):
     trajectories, api, _ = client
+    for number in range(5):
+        await api.call("POST", "/v1/jobs", {"id": f"j-{number}"})
     made = [await api.create(rollout=f"r-{n % 2}", job=f"j-{n}") for n in range(5)]
     assert [info.sandbox for info in await trajectories.list()] == made
     of_one = await trajectories.list(rollout="r-1")

@@ -1,0 +1,111 @@
+"""How an event looks on a terminal. What a guest or a caller wrote can command nothing there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skerry.cli.words import size
+from skerry.spec.trajectory import is_content
+
+if TYPE_CHECKING:
+    from skerry.spec.trajectory import Event
+
+TEXT_SHOWN = 400
+LINE_SHOWN = 200
+COLOURS = {
+    "done": "green",
+    "error": "red",
+    "unknown": "magenta",
+    "running": "cyan",
+    "void": "white",
+}
+
+
+def inert(text: str) -> str:
+    """Returns text with everything escaped that is no printable character, colours too."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def inert_lines(text: str, indent: str) -> str:
+    """Returns text of several lines as one block: no line of it can pass for one of ours."""
+    lines = text.rstrip("\n").split("\n")
+    return ("\n" + indent).join(inert(line.replace("\t", "    ")) for line in lines)
+
+
+def brief(event: Event, limit: int = LINE_SHOWN) -> str:
+    """Returns what was asked for, in one line."""
+    request = event.request
+    if event.action in ("run", "session.run"):
+        shell, argv = request.get("shell"), request.get("argv")
+        words = argv if isinstance(argv, list) else []
+        text = str(shell) if shell is not None else shlex.join(map(str, words))
+        where = f" [{request.get('session')}]" if event.action == "session.run" else ""
+        return cut(f"{inert(text)}{inert(where)}", limit)
+    parts = [f"{name}={_word(value)}" for name, value in request.items()]
+    return cut(inert(" ".join(parts)), limit)
+
+
+def came(event: Event) -> str:
+    """Returns what came of it, in a few words."""
+    if event.error is not None:
+        fault, message = event.error.get("fault", ""), event.error.get("message", "")
+        return cut(inert(f"{event.error.get('code', '')} ({fault}): {message}"), LINE_SHOWN)
+    result = event.result or {}
+    words = []
+    if result.get("exit_code") is not None:
+        words.append(f"exit {result['exit_code']}")
+    if result.get("signal") is not None:
+        words.append(f"signal {result['signal']}")
+    if result.get("start_error"):
+        words.append(str(result["start_error"]))
+    words += [name for name in ("timed_out", "oom_killed", "truncated") if result.get(name)]
+    if not words:
+        words.append(str(event.outcome))
+    return inert(", ".join(words))
+
+
+def lines_of(event: Event, began: float, *, full: bool = False) -> Iterator[str]:
+    """Yields an event as lines: what was done and what came of it, then its output."""
+    colour = COLOURS.get(str(event.outcome), "white")
+    head = click.style(f"+{max(0.0, event.started - began):8.2f} s", bold=True)
+    time = f", {event.ended - event.started:.2f} s" if event.ended else ""
+    state = click.style(came(event), fg=colour)
+    yield f"{head} {event.ordinal:>5}  {inert(event.action):<12} {brief(event)}"
+    yield f"{'':>19}-> {state}{time}"
+    for name, value in {**event.request, **(event.result or {})}.items():
+        if is_content(value):
+            text = _content(value, full=full)
+            if text:
+                yield f"{'':>19}{inert(name)}: " + inert_lines(text, " " * 21)
+
+
+def _content(value: dict[str, Any], *, full: bool) -> str:
+    if "text" in value:
+        text = str(value["text"])
+        if len(text) > TEXT_SHOWN and not full:
+            return text[:TEXT_SHOWN] + f" ... ({size(value['bytes'])})"
+        return text
+    if "base64" in value:
+        return f"({size(value['bytes'])} that are no text)"
+    if "blob" in value:
+        return f"({size(value['bytes'])}, content {value['blob']})"
+    return f"({size(value['bytes'])}, not kept)"
+
+
+def _word(value: Any) -> str:
+    if is_content(value):
+        return f"({value['bytes']} bytes)"
+    if isinstance(value, dict | list):
+        return cut(str(value), 60)
+    return str(value)
+
+
+def cut(text: str, limit: int) -> str:
+    """Returns text of at most so many characters."""
+    return text if len(text) <= limit else text[: limit - 4] + " ..."

@@ -1,0 +1,76 @@
+"""Two trajectories side by side: which operations are the same, and where they first differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple
+
+from skerry.spec.trajectory import Event, canonical
+
+# What differs between two runs of the same thing. Contents are compared by their digests.
+_VOLATILE: Final = frozenset(
+    {"started", "ended", "cpu_seconds", "op_id", "create_ms", "seconds", "freeze_seconds",
+     "acknowledged", "finished", "id", "mtime", "mtime_ns", "progress"}
+)  # fmt: skip
+
+
+class Kind(StrEnum):
+    """How two events stand to each other."""
+
+    SAME = "same"
+    REQUEST = "request"  # something else was asked for
+    OUTCOME = "outcome"  # the same was asked for, and something else came of it
+    LEFT_ONLY = "left_only"
+    RIGHT_ONLY = "right_only"
+
+
+class Pair(NamedTuple):
+    """The events of one ordinal."""
+
+    kind: Kind
+    left: Event | None
+    right: Event | None
+
+
+def compare(left: Iterable[Event], right: Iterable[Event]) -> Iterator[Pair]:
+    """Yields the events of two trajectories by their ordinal; holds one of each."""
+    for one, other in zip_longest(left, right):
+        yield Pair(_kind(one, other), one, other)
+
+
+def _kind(one: Event | None, other: Event | None) -> Kind:
+    if one is None or other is None:
+        return Kind.LEFT_ONLY if other is None else Kind.RIGHT_ONLY
+    if (one.action, one.request_digest) != (other.action, other.request_digest) and (
+        one.action,
+        _asked(one),
+    ) != (other.action, _asked(other)):
+        return Kind.REQUEST
+    return Kind.SAME if _came(one) == _came(other) else Kind.OUTCOME
+
+
+def _asked(event: Event) -> bytes:
+    """Returns what was asked for; of a creation without what names this very sandbox."""
+    request = dict(event.request)
+    if event.action == "create":
+        for name in ("key", "rollout", "job", "labels"):
+            request.pop(name, None)
+    return canonical(request)
+
+
+def _came(event: Event) -> bytes:
+    error = event.error or {}
+    told = {name: error[name] for name in ("code", "fault") if name in error}
+    return canonical(
+        {"outcome": str(event.outcome), "result": _steady(event.result), "error": told}
+    )
+
+
+def _steady(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _steady(inner) for name, inner in value.items() if name not in _VOLATILE}
+    if isinstance(value, list):
+        return [_steady(inner) for inner in value]
+    return value
