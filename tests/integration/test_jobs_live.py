@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from live_node import LiveNode
+from skerry.backends.shared import proc
 from waiting import until
 
 pytestmark = pytest.mark.root
@@ -148,3 +149,45 @@ async def test_node_that_is_killed_in_a_pause_of_all_goes_on_with_it(node):
             assert (await one.run("true")).ok
         await job.end()
         assert await client.sandboxes.list() == []
+
+
+async def test_job_on_an_embedded_node_outlives_its_client_and_ends_with_its_removal(
+    layer_store,
+):
+    """Nobody holds the node between two trainers but the job's sandbox."""
+    with LiveNode(layer_store, options="embedded = true\nexit_grace_s = 0.2").running() as node:
+        async with node.client() as client:
+            job = await client.jobs.create("train", lease=1, grace=0)
+            made = await job.sandboxes.create()
+            await made.files.write("/srv/state", b"here")
+            await client.sandboxes.create()  # goes with the client
+        async with node.client() as client:
+
+            async def paused() -> bool:
+                jobs = await client.jobs.list()
+                return [info.sandboxes for info in jobs] == [{"paused": 1}]
+
+            await until(paused, within_s=60)
+        await asyncio.sleep(1.0)  # longer than the grace of its exit
+        async with node.client() as client:
+            job = await client.jobs.attach("train")
+            (info,) = await client.sandboxes.list()
+            assert info.id == made.id
+            assert await (await client.sandboxes.get(info.id)).files.read("/srv/state") == b"here"
+            await job.end()
+        await until(lambda: not proc.runs(node.pid), within_s=60)
+
+
+def test_trainer_that_ends_without_leaving_its_job_ends_quietly(node):
+    code = (
+        "import skerry, sys\n"
+        "client = skerry.connect(sys.argv[1])\n"
+        "job = client.jobs.create('left')\n"
+        "job.__enter__()\n"
+        "print('over')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, node.url],
+        check=True, capture_output=True, text=True, cwd="/", timeout=60,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("over\n", "")

@@ -78,7 +78,7 @@ class NodeConfig:
     backend_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     pressure: Marks = field(default_factory=Marks)
-    # Turns that a job (label `job`) or an owner gets in queues while others get one; at most 100.
+    # Turns that a job (or label `job`) or an owner gets in queues while others get one; at most 100.
     weights: dict[str, float] = field(default_factory=dict)
     idle_reclaim: IdleMarks = field(default_factory=IdleMarks)
     zram: str | None = None  # size of compressed swap that the node makes; None: none

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from node_stand import FREE, nothing_left, sandboxes_of, settle
 
+from skerry.aio import connect
 from skerry.errors import Overloaded, Unavailable
 from skerry.node.admission.fairness import Flow
 from skerry.node.admission.holders import Holder
@@ -71,6 +72,32 @@ async def test_token_at_its_limit_waits_whatever_its_jobs_are_and_holds_up_nobod
         with pytest.raises(Overloaded):
             await node.lives.create(SandboxSpec(), tenant="one")
         await node.lives.create(SandboxSpec(), tenant="two")
+
+
+async def test_tokens_are_told_apart_over_tcp(stand) -> None:
+    tokens = ("a" * 32, "b" * 32)
+    limits = Limits(sandboxes_per_owner_max=1, **FREE)
+    async with stand.serving(tcp="127.0.0.1:0", tokens=tokens, limits=limits) as (_, api):
+        host, port = api.tcp
+        async with (
+            connect(f"http://{host}:{port}", tokens[0]) as one,
+            connect(f"http://{host}:{port}", tokens[1]) as two,
+        ):
+            jobs = [await one.jobs.create("x"), await two.jobs.create("y")]
+            owners = {(await job.info()).owner for job in jobs}
+            assert len(owners) == 2
+            assert not any(token in owner for token in tokens for owner in owners)
+            made = [await job.sandboxes.create() for job in jobs]
+            with pytest.raises(Overloaded) as caught:
+                await one.sandboxes.create(wait=0)
+            assert caught.value.fields["limit"] == "sandboxes_per_owner"
+            # In a job it counts for the token whose job that is, whoever asks.
+            with pytest.raises(Overloaded):
+                await two.sandboxes.create(job="x", wait=0)
+            await made[0].destroy()
+            await two.sandboxes.create(job="x", wait=0)
+            for job in jobs:
+                await job.end()
 
 
 async def test_more_than_a_limit_of_its_own_will_never_fit_all_or_nothing(stand) -> None:
