@@ -9,7 +9,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryGroup
-from skerry.cli.options import complete_job, labels_option
+from skerry.cli.options import complete_job, labels_option, seconds
 from skerry.cli.words import age, plural, size
 
 if TYPE_CHECKING:
@@ -198,6 +198,24 @@ class _Progress:
         """Lets what follows begin on a line of its own."""
         if self._drawn:
             click.echo(err=True)
+
+
+@job.command("extend")
+@job_argument
+@click.option("--ttl", type=seconds, metavar="TIME", required=True, help="End that long from now.")
+@click.pass_obj
+def extend(app: App, /, *, job_id: str, ttl: float) -> None:
+    """Give a job another end, counted from now (90, 10m, 2h)."""
+
+    async def work() -> JobInfo:
+        async with app.client() as client:
+            return await (await client.jobs.get(job_id)).update(ttl=ttl)
+
+    info = app.wait_for(work)
+    if app.as_json:
+        app.emit(info)
+    else:
+        app.line(f"{info.id} expires in {age(ttl)}")
 
 
 @job.command("rm")

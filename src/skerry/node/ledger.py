@@ -175,6 +175,12 @@ class JobMade(msgspec.Struct, frozen=True, tag="job-made"):
     born: float
 
 
+class JobChanged(msgspec.Struct, frozen=True, tag="job-changed"):
+    """A job's spec from here on; a repeated create is still compared with the one of `JobMade`."""
+
+    spec: JobSpec
+
+
 class JobStood(msgspec.Struct, frozen=True, tag="job-stood", omit_defaults=True):
     """From here on a job is paused by that, or not."""
 
@@ -205,6 +211,7 @@ Entry: TypeAlias = (
     | Acknowledged
     | Packed
     | JobMade
+    | JobChanged
     | JobStood
     | JobEnded
 )
@@ -224,6 +231,7 @@ _KINDS: dict[type[Entry], str] = {
     Acknowledged: "acknowledged",
     Packed: "packed",
     JobMade: "job-made",
+    JobChanged: "job-changed",
     JobStood: "job-stood",
     JobEnded: "job-ended",
 }

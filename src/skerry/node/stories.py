@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from skerry.node import ledger
 from skerry.node.commands.answers import past_of
@@ -76,11 +76,15 @@ class CommitStory:
     packed: ledger.Packed | None = None
 
 
+JobEntry: TypeAlias = ledger.JobMade | ledger.JobChanged | ledger.JobStood | ledger.JobEnded
+
+
 @dataclass
 class JobStory:
     """What the journal tells of one job."""
 
     made: ledger.JobMade | None = None
+    changed: ledger.JobChanged | None = None
     stood: ledger.JobStood | None = None
     ended: ledger.JobEnded | None = None
 
@@ -105,7 +109,7 @@ def read_stories(entries: ledger.Ledger) -> Stories:
             case ledger.Packed():
                 if subject in commits:
                     commits[subject].packed = entry
-            case ledger.JobMade() | ledger.JobStood() | ledger.JobEnded():
+            case ledger.JobMade() | ledger.JobChanged() | ledger.JobStood() | ledger.JobEnded():
                 job_id = subject.removeprefix(ledger.job_subject(""))
                 _take(jobs.setdefault(job_id, JobStory()), entry)
             case _:
@@ -113,10 +117,12 @@ def read_stories(entries: ledger.Ledger) -> Stories:
     return Stories(stories, commits, jobs)
 
 
-def _take(story: JobStory, entry: ledger.JobMade | ledger.JobStood | ledger.JobEnded) -> None:
+def _take(story: JobStory, entry: JobEntry) -> None:
     match entry:
         case ledger.JobMade():
             story.made = entry
+        case ledger.JobChanged():
+            story.changed = entry
         case ledger.JobStood():
             story.stood = entry
         case ledger.JobEnded():

@@ -17,6 +17,7 @@ from skerry.errors import Conflict, NotFound, SkerryError, Unauthorized
 from skerry.sdk.transport import Transport
 from skerry.spec.job import JobInfo
 
+BEATS_A_LEASE = 3
 AGAIN_S = 0.5  # at the soonest after a heartbeat that failed
 ENDS_WITHIN_S = 5.0
 _FINAL = (Conflict, NotFound, Unauthorized)  # asking again changes nothing
@@ -28,13 +29,13 @@ class Heart:
     `lost` is why, once it has; `last` is what the newest answer said.
     """
 
-    def __init__(self, connect: Callable[[], Transport], job: str, every_s: float) -> None:
+    def __init__(self, connect: Callable[[], Transport], job: str, lease_s: float) -> None:
         self.lost: SkerryError | None = None
         self.last: JobInfo | None = None
         self.beats = 0
         self._connect = connect
         self._path = f"/v1/jobs/{job}/heartbeat"
-        self._every_s = every_s
+        self._every_s = lease_s / BEATS_A_LEASE
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._ended: Future[None] = Future()
@@ -85,4 +86,5 @@ class Heart:
         except (SkerryError, TimeoutError):
             return min(self._every_s, AGAIN_S)
         self.beats += 1
+        self._every_s = self.last.spec.lease_s / BEATS_A_LEASE  # it may have been changed
         return self._every_s

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from skerry.errors import InvalidRequest, SkerryError, Unavailable
 from skerry.sdk.heart import Heart
@@ -22,12 +23,11 @@ from skerry.sdk.running import CANCEL_WITHIN_S
 from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.stream import frames_of
 from skerry.sdk.transport import RECONNECT_FOR_S, RETRY_MAX_S, Transport
-from skerry.sdk.typed import typed
+from skerry.sdk.typed import typed, wrong_type
 from skerry.spec.job import JobInfo, JobSpec, OnLost, Resume
-from skerry.wire.jobs import JobMoved, JobQueue, JobStep
+from skerry.wire.jobs import JobChange, JobMoved, JobQueue, JobStep
 
 OnProgress = Callable[[JobStep], None]
-HEARTBEATS_A_LEASE = 3
 
 _decode = msgspec.msgpack.Decoder(JobStep).decode
 
@@ -130,8 +130,7 @@ class AsyncJob:
         if self._heart is not None:
             raise RuntimeError(f"job {self.id} is entered already")
         await self.heartbeat()
-        every_s = self.spec.lease_s / HEARTBEATS_A_LEASE
-        self._heart = Heart(self._transport.another, self.id, every_s)
+        self._heart = Heart(self._transport.another, self.id, self.spec.lease_s)
         self._heart.start()
         return self
 
@@ -155,6 +154,41 @@ class AsyncJob:
     async def info(self) -> JobInfo:
         """Returns how it stands."""
         return await self._ask("GET", "")
+
+    async def update(
+        self,
+        *,
+        lease: float | UnsetType = UNSET,
+        grace: float | UnsetType = UNSET,
+        on_lost: str | UnsetType = UNSET,
+        resume: str | UnsetType = UNSET,
+        priority: int | UnsetType = UNSET,
+        sandboxes_max: int | UnsetType | None = UNSET,
+        ttl: float | UnsetType | None = UNSET,
+        labels: dict[str, str | None] | None = None,
+    ) -> JobInfo:
+        """Changes what is given; the rest stays. `ttl` counts from now; None takes a limit away.
+
+        Of `labels` only those named change; None removes one. It is no heartbeat. Raises
+        InvalidRequest, Conflict if the job has ended.
+        """
+        body = {
+            "lease_s": lease,
+            "grace_s": grace,
+            "on_lost": on_lost,
+            "resume": resume,
+            "priority": priority,
+            "sandboxes_max": sandboxes_max,
+            "ttl_s": ttl,
+        }
+        given = {name: value for name, value in body.items() if value is not UNSET}
+        try:
+            change = msgspec.convert({**given, "labels": labels or {}}, JobChange)
+        except msgspec.ValidationError as error:
+            raise wrong_type(error) from None
+        return await self._transport.call(
+            "PATCH", f"/v1/jobs/{self.id}", JobInfo, body=change, repeatable=True
+        )
 
     async def queue(self) -> JobQueue:
         """Returns which of its creates wait for room, in which place, and for how long about."""

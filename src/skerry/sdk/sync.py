@@ -1244,6 +1244,36 @@ class Job:
         """Returns how it stands."""
         return self._portal.call(self._inner.info())
 
+    def update(
+        self,
+        *,
+        lease: float | UnsetType = UNSET,
+        grace: float | UnsetType = UNSET,
+        on_lost: str | UnsetType = UNSET,
+        resume: str | UnsetType = UNSET,
+        priority: int | UnsetType = UNSET,
+        sandboxes_max: int | UnsetType | None = UNSET,
+        ttl: float | UnsetType | None = UNSET,
+        labels: dict[str, str | None] | None = None,
+    ) -> JobInfo:
+        """Changes what is given; the rest stays. `ttl` counts from now; None takes a limit away.
+
+        Of `labels` only those named change; None removes one. It is no heartbeat. Raises
+        InvalidRequest, Conflict if the job has ended.
+        """
+        return self._portal.call(
+            self._inner.update(
+                lease=lease,
+                grace=grace,
+                on_lost=on_lost,
+                resume=resume,
+                priority=priority,
+                sandboxes_max=sandboxes_max,
+                ttl=ttl,
+                labels=labels,
+            )
+        )
+
     def queue(self) -> JobQueue:
         """Returns which of its creates wait for room, in which place, and for how long about."""
         return self._portal.call(self._inner.queue())

@@ -63,6 +63,7 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
 | POST jobs | JobSpec -> JobInfo; a repeat finds it, and counts as a heartbeat |
 | GET jobs?label=k=v&all= | -> list of JobInfo |
 | GET, DELETE jobs/JID | -> JobInfo (DELETE: its sandboxes are destroyed, its id is free; idempotent) |
+| PATCH jobs/JID | JobChange -> JobInfo (its lease, limits and labels) |
 | POST jobs/JID/heartbeat | -> JobInfo: its lease has its full term again |
 | POST, DELETE jobs/JID/pause | POST: all -> stream of JobStep (wire/jobs.py); DELETE: ends that \
   where it is -> JobInfo |

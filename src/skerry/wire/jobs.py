@@ -8,8 +8,44 @@ broken: the work goes on, and the same request again joins it.
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from skerry.spec import limits
+from skerry.spec.job import TTL_MAX_S, JobSpec, OnLost, Resume
 from skerry.wire.http import ErrorBody
+
+
+class JobChange(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What shall be different from now on; what is not named stays. null takes a limit away.
+
+    `ttl_s` counts from the moment of the change. Another lease holds from the next heartbeat on. Of
+    `labels` only those named change; null removes one.
+    """
+
+    lease_s: float | UnsetType = UNSET
+    grace_s: float | UnsetType = UNSET
+    on_lost: OnLost | UnsetType = UNSET
+    resume: Resume | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    sandboxes_max: int | UnsetType | None = UNSET
+    ttl_s: float | UnsetType | None = UNSET
+    labels: dict[str, str | None] = {}
+
+    def apply(self, spec: JobSpec, age_s: float) -> JobSpec:
+        """Returns the spec of a job of that age, changed; its bounds are to be checked."""
+        changes = {
+            name: value
+            for name, value in msgspec.structs.asdict(self).items()
+            if value is not UNSET and name != "labels"
+        }
+        if isinstance(self.ttl_s, float | int):
+            limits.check_duration(self.ttl_s, "ttl", TTL_MAX_S)
+            changes["ttl_s"] = max(0.0, age_s) + self.ttl_s
+        merged: dict[str, str | None] = {**spec.labels, **self.labels}
+        labels = {name: value for name, value in merged.items() if value is not None}
+        return msgspec.structs.replace(spec, labels=labels, **changes)
 
 
 class JobFailure(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ from skerry.wire.http import (
     StdinTaken,
     StreamEvent,
 )
-from skerry.wire.jobs import JobQueue
+from skerry.wire.jobs import JobChange, JobQueue
 from skerry.wire.network import NetworkBody, NetworkView
 from skerry.wire.registry import CollapseBody, PushBody, RegistryBody
 from skerry.wire.route import (
@@ -70,6 +70,7 @@ JOB_ROUTES: Final[tuple[Route, ...]] = (
         ),
     ),
     Route("GET", JOB, "How a job stands.", answer=JobInfo),
+    Route("PATCH", JOB, "Changes its lease, limits and labels.", JobChange, JobInfo),
     Route("DELETE", JOB, "Ends it: destroys its sandboxes and frees its id.", answer=JobInfo),
     Route("POST", f"{JOB}/heartbeat", "Renews its lease.", answer=JobInfo),
     Route("POST", f"{JOB}/pause", "Pauses all; a stream of JobStep.", answer=STREAM),

@@ -36,6 +36,10 @@ class FakeJob:
 
     resume = pause
 
+    async def update(self, **changes: Any) -> JobInfo:
+        self.client.asked.append(("update", changes))
+        return self.created_as
+
     async def end(self) -> JobInfo:
         self.client.asked.append(("end", self.created_as.id))
         return self.created_as
@@ -109,6 +113,13 @@ def test_pause_and_resume_say_what_came_of_it() -> None:
     assert "3 MiB given back" in result.stdout
     result = invoke(fake, "job", "pause", "train", "--json")
     assert (result.exit_code, json.loads(result.stdout)["failures"]) == (1, 1)
+
+
+def test_extend_counts_from_now() -> None:
+    fake = client()
+    assert invoke(fake, "job", "extend", "train", "--ttl", "2h").stdout == "train expires in 2 h\n"
+    assert fake.jobs.asked == [("update", {"ttl": 7200.0})]
+    assert invoke(fake, "job", "extend", "train").exit_code != 0
 
 
 def test_rm_ends_each_once_and_none_if_one_is_unknown() -> None:

@@ -11,6 +11,7 @@ from skerry.node.node import Node
 from skerry.spec.command import CommandSpec
 from skerry.spec.job import JobSpec, JobState, OnLost, Resume
 from skerry.spec.sandbox import SandboxSpec, State
+from skerry.wire.jobs import JobChange
 
 IN_JOB = SandboxSpec(job="train")
 
@@ -372,3 +373,40 @@ async def test_fork_of_a_sandbox_of_a_job_is_of_that_job(stand) -> None:
         members = {item.info.id for item in result.items if item.info is not None}
         assert set(job.sandboxes) == {ours.id, *members}
         assert len(members) == 2
+
+
+async def test_job_can_be_changed_while_it_lives_and_a_restart_knows(stand, manual) -> None:
+    async with stand.alive() as node:
+        job = make(node, lease_s=60, ttl_s=100, sandboxes_max=1, labels={"a": "1", "b": "2"})
+        await node.lives.create(IN_JOB)
+        waiting = node.tasks.spawn(node.lives.create(IN_JOB, wait_s=600))
+        await manual.advance(50)
+        assert not waiting.done()
+        change = JobChange(ttl_s=1000, sandboxes_max=2, lease_s=500, labels={"a": None, "c": "3"})
+        node.keeping.change(job, change)
+        await settle()
+        assert waiting.done()
+        assert job.spec.labels == {"b": "2", "c": "3"}
+        await manual.advance(11)  # it was no heartbeat
+        assert job.state is JobState.AWAY
+        again = make(node, lease_s=60, ttl_s=100, sandboxes_max=1, labels={"a": "1", "b": "2"})
+        assert again is job
+        with pytest.raises(InvalidRequest, match="lease"):
+            node.keeping.change(job, JobChange(lease_s=0.0))
+    async with stand.alive() as node:
+        job = node.jobs.get("train")
+        await manual.advance(499)
+        assert job.state is JobState.ACTIVE
+        with pytest.raises(Overloaded) as caught:
+            await node.lives.create(IN_JOB)
+        assert caught.value.fields["maximum"] == 2
+        node.keeping.heartbeat(job)
+        node.keeping.change(job, JobChange(ttl_s=None, sandboxes_max=None))
+        await node.lives.create(IN_JOB)
+        await manual.advance(499)
+        node.keeping.heartbeat(job)
+        await manual.advance(499)
+        assert job.state is JobState.ACTIVE
+        await node.keeping.end(job, "done", delete=False)
+        with pytest.raises(Conflict):
+            node.keeping.change(job, JobChange(ttl_s=5))

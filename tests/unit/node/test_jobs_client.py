@@ -105,6 +105,22 @@ async def test_job_that_ended_stops_the_heartbeats_and_says_why(stand) -> None:
         assert (await client.jobs.get("train")).created_as.reason == "its ttl is over"
 
 
+async def test_job_is_changed_through_the_client_and_its_heart_beats_as_it_says(stand) -> None:
+    async with stand.serving() as (node, _), connect(url(node)) as client:
+        async with await client.jobs.create("train", lease=3) as job:
+            info = await job.update(lease=600, ttl=1000, labels={"a": "b"}, on_lost="keep")
+            assert (info.spec.lease_s, info.spec.labels, info.spec.on_lost) == (
+                600,
+                {"a": "b"},
+                "keep",
+            )
+            await until(lambda: job._heart._every_s == 200)
+            for wrong in ({"ttl": "x"}, {"on_lost": "x"}, {"priority": 99}):
+                with pytest.raises(InvalidRequest):
+                    await job.update(**wrong)
+        await job.end()
+
+
 async def test_pause_is_found_again_after_a_restart_of_the_node(stand, monkeypatch) -> None:
     gate = asyncio.Event()
     before = FakeInstance.pause

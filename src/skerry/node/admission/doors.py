@@ -188,9 +188,12 @@ class Admission:
     def hold(self, holder: Holder, why: Shortage | None) -> None:
         """A job takes no creates for that reason: they wait; or it takes them again."""
         self.quotas.hold(holder.flow, why)
-        if why is None:
-            self._unpark(holder.tenant)
-            self._let_in()
+        self.look_again(holder)
+
+    def look_again(self, holder: Holder) -> None:
+        """Something that held its creates up has changed."""
+        self._unpark(holder.tenant)
+        self._let_in()
 
     def _park(self, holder: Holder) -> None:
         self._room.park(holder.flow)
@@ -307,7 +310,12 @@ class Admission:
         wait, holder = Wait(claim, key), claim.holder
         number = self._kept.take(flow, key)
         wait.ticket = queue.push(
-            flow, priority, wait, group=holder.tenant, rank=holder.rank, number=number
+            flow,
+            priority,
+            wait,
+            group=holder.tenant,
+            rank=self.quotas.terms(holder).priority,
+            number=number,
         )
         return wait
 
@@ -332,7 +340,9 @@ class Admission:
         flows = {flow.name: flow for flow in self._room.flows()}
         for one, more in (*self.expected.items(), (holder, 0)):
             name = one.flow
-            known = flows.get(name) or Flow(name, 0, one.tenant, one.rank, self._weight(name))
+            known = flows.get(name) or Flow(
+                name, 0, one.tenant, self.quotas.terms(one).priority, self._weight(name)
+            )
             flows[name] = known._replace(waiting=known.waiting + more)
         waits = [ticket.item for ticket in self._room.line(holder.flow)]
         others = [flow for name, flow in flows.items() if name not in (holder.flow, *self._parked)]

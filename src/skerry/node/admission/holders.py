@@ -12,33 +12,21 @@ FRESH = 64
 JOB_LABEL = "job"
 
 
-class Terms(NamedTuple):
-    """What a job was made with that its creates keep to."""
-
-    priority: int = 0  # among the jobs of its token
-    sandboxes_max: int | None = None
-
-
 class Holder(NamedTuple):
     """On whose behalf a sandbox is made. `tenant` tells tokens apart; "" is the unix socket.
 
-    With `terms` the job is one (node/jobs); without, it is only a label of that name.
+    With `made` the job is one (node/jobs); without, it is only a label of that name.
     """
 
     tenant: str = ""
     owner: str | None = None
     job: str | None = None
-    terms: Terms | None = None
-
-    @property
-    def rank(self) -> int:
-        """Whose turns come first among those of its token."""
-        return 0 if self.terms is None else self.terms.priority
+    made: bool = False
 
     @property
     def flow(self) -> str:
         """Its turn in queues: its job; or its owner connection; or its token and label `job`."""
-        if self.terms is not None:
+        if self.made:
             return f"job {self.tenant} {self.job}"
         if self.owner is not None:
             return f"owner {self.owner}"

@@ -6,6 +6,7 @@ Who is at such a limit waits beside the queue: it holds up nobody else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from skerry.node.admission.holders import Holder, Holders
 from skerry.node.admission.rates import Rate
@@ -15,6 +16,13 @@ from skerry.node.config import Limits
 END_WINDOW_S = 60.0
 
 
+class Terms(NamedTuple):
+    """What creates of a job keep to."""
+
+    priority: int = 0  # among the jobs of its token
+    sandboxes_max: int | None = None
+
+
 class Quotas:
     """Answers whether a job or a token may have one more. `holders` counts what they have."""
 
@@ -22,17 +30,18 @@ class Quotas:
         self._limits = limits
         self._holders = holders
         self._now = now
+        self._terms: dict[str, Terms] = {}  # of jobs, by flow
         self._held: dict[str, Shortage] = {}  # flows whose job takes no creates now
         self._ends: dict[str, Rate] = {}  # of jobs that are at their limit or have been, by flow
 
     def find(self, claim: Claim, more: int = 1) -> Shortage | None:
         """Returns the limit of its own that says no to so many more."""
         holder, maximum = claim.holder, self._limits.sandboxes_per_owner_max
-        if holder.terms is not None:
+        if holder.made:
             held = self._held.get(holder.flow)
             if held is not None:
                 return held
-            most, used = holder.terms.sandboxes_max, self._holders.of(holder)
+            most, used = self.terms(holder).sandboxes_max, self._holders.of(holder)
             if most is not None and used + more > most:
                 self._ends.setdefault(holder.flow, Rate(self._now, END_WINDOW_S))
                 return _full("sandboxes_per_job", f"of job {holder.job} ", used, most)
@@ -43,9 +52,20 @@ class Quotas:
 
     def largest(self, holder: Holder) -> int | None:
         """Returns how many it may ever have at once; None: only the node bounds it."""
-        own = None if holder.terms is None else holder.terms.sandboxes_max
-        bounds = [bound for bound in (own, self._limits.sandboxes_per_owner_max) if bound]
+        bounds = [
+            bound
+            for bound in (self.terms(holder).sandboxes_max, self._limits.sandboxes_per_owner_max)
+            if bound
+        ]
         return min(bounds, default=None)
+
+    def terms(self, holder: Holder) -> Terms:
+        """Returns the terms of its job; the default ones without a job."""
+        return self._terms.get(holder.flow, Terms())
+
+    def agree(self, flow: str, terms: Terms) -> None:
+        """A job has these terms from here on; a priority holds for flows that begin to wait."""
+        self._terms[flow] = terms
 
     def hold(self, flow: str, why: Shortage | None) -> None:
         """A job takes no creates for a reason, or takes them again."""
@@ -66,8 +86,8 @@ class Quotas:
 
     def forget(self, flow: str) -> None:
         """Its job is over."""
-        self._held.pop(flow, None)
-        self._ends.pop(flow, None)
+        for known in (self._terms, self._held, self._ends):
+            known.pop(flow, None)
 
 
 def _full(limit: str, whose: str, used: int, maximum: int) -> Shortage:

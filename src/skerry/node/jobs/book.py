@@ -23,6 +23,7 @@ from skerry.node.life.sandbox import ENDED, Sandbox
 from skerry.node.timers import Timers
 from skerry.spec.job import JobSpec
 from skerry.spec.sandbox import SandboxSpec
+from skerry.wire.jobs import JobChange
 
 if TYPE_CHECKING:
     from skerry.node.stories import JobStory
@@ -104,7 +105,7 @@ class Jobs:
         if known is not None:
             if known.ended:
                 raise known.over()
-            if known.spec != spec:
+            if known.asked_spec != spec:
                 raise Conflict(f"job {spec.id} is there already, made from another spec")
             self.renew(known)
             return known
@@ -141,6 +142,8 @@ class Jobs:
         same = made.boot == self._boot
         born = born_at(self._clock, made.created, made.born, same_boot=same)
         job = self.by_id[job_id] = Job(made.spec, made.owner, made.created, born)
+        if story.changed is not None:
+            job.spec, job.asked = story.changed.spec, made.spec
         if story.ended is not None:
             job.reason, job.deleting = story.ended.reason, story.ended.delete
             return job
@@ -166,6 +169,24 @@ class Jobs:
 
     def _begin(self, job: Job) -> None:
         self.renew(job)
+        self._arm_ttl(job)
+
+    def change(self, job: Job, change: JobChange) -> None:
+        """Gives it another spec, on record first; the lease goes on, and has the new term next.
+
+        Raises InvalidRequest, Conflict if it has ended, StorageFailed.
+        """
+        if job.ended:
+            raise job.over()
+        spec = change.apply(job.spec, self._clock.monotonic() - job.born).check()
+        self._ledger.append(ledger.job_subject(job.id), ledger.JobChanged(spec))
+        job.asked, job.spec = job.asked_spec, spec
+        self._arm_ttl(job)
+
+    def _arm_ttl(self, job: Job) -> None:
+        if job.ttl is not None:
+            job.ttl.cancel()
+            job.ttl = None
         if job.spec.ttl_s is not None:
             left = max(0.0, job.born + job.spec.ttl_s - self._clock.monotonic())
             job.ttl = self._timers.after(left, lambda: self.time_over(job, "its ttl is over"))

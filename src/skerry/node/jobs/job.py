@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from skerry.errors import Bug, Conflict
-from skerry.node.admission.holders import Holder, Terms
+from skerry.node.admission.holders import Holder
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.timers import Timer
 from skerry.spec.job import JobSpec, JobState
@@ -31,6 +31,7 @@ class Job:
     owner: str  # tells tokens apart; "": the unix socket
     created: float  # wall clock
     born: float  # the same on the monotonic clock of the host's boot
+    asked: JobSpec | None = None  # the spec that it was made from, if it was changed since
     sandboxes: dict[str, Sandbox] = field(default_factory=dict)
     lease: Timer | None = None
     lease_until: float = 0.0  # monotonic
@@ -65,8 +66,12 @@ class Job:
     @property
     def holder(self) -> Holder:
         """As whom its creates wait and are counted."""
-        terms = Terms(self.spec.priority, self.spec.sandboxes_max)
-        return Holder(self.owner, None, self.id, terms)
+        return Holder(self.owner, None, self.id, made=True)
+
+    @property
+    def asked_spec(self) -> JobSpec:
+        """The spec that it was made from: what a repeat of that must equal."""
+        return self.spec if self.asked is None else self.asked
 
     def over(self) -> Conflict:
         """Returns the error for what comes too late."""

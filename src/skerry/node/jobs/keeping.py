@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from skerry.errors import SkerryError, StorageFailed
+from skerry.node.admission.quotas import Terms
 from skerry.node.admission.shortage import Shortage
 from skerry.node.jobs.job import BY_LOSS, BY_REQUEST, Job
 from skerry.node.jobs.moves import Move, each, to_pause, to_resume
@@ -16,6 +17,7 @@ from skerry.node.life.sandbox import ENDED, Sandbox
 from skerry.node.parts import Parts
 from skerry.spec.job import JobInfo, JobSpec, JobState, OnLost, Resume
 from skerry.spec.sandbox import State
+from skerry.wire.jobs import JobChange
 
 if TYPE_CHECKING:
     from skerry.node.stories import JobStory
@@ -46,9 +48,20 @@ class Keeping:
         """Returns the job, on record; a repeat finds it, and counts as a heartbeat."""
         known = spec.id in self._jobs.by_id
         job = self._jobs.make(spec, owner=owner)
+        self._agree(job)
         if known:
             self.heartbeat(job)
         return job
+
+    def change(self, job: Job, change: JobChange) -> None:
+        """Gives it another spec; raises what `Jobs.change` does."""
+        self._jobs.change(job, change)
+        self._agree(job)
+        self._admission.look_again(job.holder)
+
+    def _agree(self, job: Job) -> None:
+        terms = Terms(job.spec.priority, job.spec.sandboxes_max)
+        self._admission.quotas.agree(job.holder.flow, terms)
 
     def heartbeat(self, job: Job) -> None:
         """The trainer is there. What its loss has paused goes on, at once or when it is needed.
@@ -223,7 +236,8 @@ class Keeping:
         """Takes over the jobs of an earlier process, before its sandboxes."""
         for job_id, story in stories.items():
             job = self._jobs.recover(job_id, story)
-            if job is not None:
+            if job is not None and not job.ended:
+                self._agree(job)
                 self._hold_creates(job)
 
     def go_on(self, stories: dict[str, JobStory]) -> None:

@@ -75,7 +75,7 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     ("/v1/trajectories/{id}/events", {"GET": trajectories.events}),
     ("/v1/trajectories/{id}/verify", {"GET": trajectories.verify}),
     ("/v1/jobs", {"POST": jobs.create, "GET": jobs.list_all}),
-    ("/v1/jobs/{job}", {"GET": jobs.get, "DELETE": jobs.delete}),
+    ("/v1/jobs/{job}", {"GET": jobs.get, "DELETE": jobs.delete, "PATCH": jobs.change}),
     ("/v1/jobs/{job}/heartbeat", {"POST": jobs.heartbeat}),
     ("/v1/jobs/{job}/pause", {"POST": jobs.pause, "DELETE": jobs.cancel_pause}),
     ("/v1/jobs/{job}/resume", {"POST": jobs.resume, "DELETE": jobs.cancel_resume}),

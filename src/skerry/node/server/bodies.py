@@ -19,6 +19,7 @@ from skerry.wire.http import (
     ForwardOpen,
     SignalBody,
 )
+from skerry.wire.jobs import JobChange
 from skerry.wire.network import NetworkBody
 from skerry.wire.registry import CollapseBody, PushBody, RegistryBody
 from skerry.wire.sessions import SessionCreate
@@ -61,6 +62,7 @@ SESSION: Body[StrictSession] = Body(StrictSession)
 TERMINAL: Body[Terminal] = Body(StrictTerminal)
 FILE_OP: Body[FileOp] = Body(FileOp)
 JOB: Body[StrictJobSpec] = Body(StrictJobSpec)
+JOB_CHANGE: Body[JobChange] = Body(JobChange)
 COMMIT: Body[CommitBody] = Body(CommitBody)
 FORK: Body[ForkBody] = Body(ForkBody)
 DEBIAN: Body[DebianBody] = Body(DebianBody)

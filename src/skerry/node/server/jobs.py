@@ -6,7 +6,7 @@ from skerry.guest.files import STALL_S
 from skerry.node.jobs.lines import queue_of
 from skerry.node.jobs.moves import Move
 from skerry.node.node import Node
-from skerry.node.server.bodies import JOB
+from skerry.node.server.bodies import JOB, JOB_CHANGE
 from skerry.node.server.commands import frame
 from skerry.node.server.exchange import Exchange
 from skerry.node.server.sandboxes import labels_of
@@ -37,6 +37,13 @@ async def list_all(node: Node, exchange: Exchange) -> None:
 async def get(node: Node, exchange: Exchange) -> None:
     """GET /v1/jobs/ID."""
     await exchange.reply(node.keeping.info(node.jobs.get(exchange.path("job"))))
+
+
+async def change(node: Node, exchange: Exchange) -> None:
+    """PATCH /v1/jobs/ID."""
+    job = node.jobs.get(exchange.path("job"))
+    node.keeping.change(job, await exchange.body(JOB_CHANGE))
+    await exchange.reply(node.keeping.info(job))
 
 
 async def delete(node: Node, exchange: Exchange) -> None:
