@@ -5,78 +5,82 @@ appended survive the loss of the host (level `local`). Each subject (a sandbox, 
 its own hash chain. `forget` ends a subject. Segments are deleted from the oldest on; records in
 them whose subjects still live are carried over first, unchanged and a little with each append, so
 that an old sandbox never pins the disk: the journal takes at most about twice its living records
-and a few segments. The format is drawn in `segment.py`; `verify` reads it from outside.
+and a few segments. A journal that is kept (`keep`) deletes a segment only after `release`: until then
+its records are a trajectory that nobody else has yet. The format is drawn in `segment.py`; `verify`
+reads it from outside.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Self
 
 import msgspec
 
-from skerry.errors import Bug, InvalidRequest, NotFound, StorageFailed
+from skerry.errors import Bug, NotFound, StorageFailed
 from skerry.trajectory.living import next_living
+from skerry.trajectory.pending import Pending
 from skerry.trajectory.segment import (
     FORGOTTEN,
     HEADER_BYTES,
     NO_HASH,
     Fault,
     Found,
-    Header,
     Problem,
     Record,
     body_hash,
     frame_body,
-    make_segment,
     pread_record,
     refuse_newer,
     segment_path,
 )
+from skerry.trajectory.segments import Segments
 from skerry.trajectory.table import OFFSET_BITS, OFFSET_MASK, Chain, Position, Segment, place_of
 from skerry.trajectory.verify import Examination, examine, verify
 
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
 SEGMENTS_KEPT: Final = 4  # nothing is carried over while there are no more
 CARRY_BYTES: Final = 64 * 1024  # of an old segment are looked at with each append
+SMALL_BYTES: Final = 1 << 20  # a segment that was sealed early counts as that large
 
 
 class Journal:
-    """An open journal; for one process and one thread (`sync` may run in another).
+    """An open journal; for one process and one thread (what `pending` gives may run in another).
 
     Invariant: every record of a living subject is at its place in the table; the record that
     forgets a subject is in no older segment than any other record of that subject.
     """
 
-    def __init__(self, directory: str, now_ns: Callable[[], int], segment_bytes: int) -> None:
+    def __init__(
+        self, directory: str, now_ns: Callable[[], int], segment_bytes: int, *, keep: bool = False
+    ) -> None:
         self.problems: list[Problem] = []  # what `open` found
-        self._directory = directory
         self._now_ns = now_ns
-        self._segment_bytes = segment_bytes
-        self._segments: dict[int, Segment] = {}  # oldest first
-        self._newest: Segment | None = None
-        self._number = 0  # of the newest segment that ever was
+        self._segments = Segments(directory, segment_bytes)
         self._seq = 0  # of the last record
         self._chains: dict[str, Chain] = {}
         self._carrying = False  # the oldest segment is being emptied
-        self._local = False  # somebody relies on `sync`
+        self._keep = keep
+        self._released = 0  # if kept: up to this one segments are no longer needed
         self.syncs = 0  # how often that was asked for
         self._encode = msgspec.msgpack.Encoder().encode
 
     @classmethod
     def open(
-        cls, directory: str, *, now_ns: Callable[[], int], segment_bytes: int = SEGMENT_BYTES
+        cls,
+        directory: str,
+        *,
+        now_ns: Callable[[], int],
+        segment_bytes: int = SEGMENT_BYTES,
+        keep: bool = False,
     ) -> Self:
         """Returns the journal of a directory, made if it is not there.
 
         A torn tail is cut off, damage is left where it is and skipped; `problems` names both.
         Raises StorageFailed.
         """
-        if not 4096 <= segment_bytes <= 1 << 31:
-            raise InvalidRequest(f"segments of {segment_bytes} bytes")
-        journal = cls(directory, now_ns, segment_bytes)
+        journal = cls(directory, now_ns, segment_bytes, keep=keep)
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             refuse_newer(directory)
@@ -95,20 +99,38 @@ class Journal:
         Raises StorageFailed, and then nothing was recorded; InvalidRequest for more than a
         quarter of a segment.
         """
+        return self.append_all(subject, kind, (data,))
+
+    def append_all(self, subject: str, kind: str, items: Sequence[Any]) -> Position:
+        """Records several of one kind with one write: all of them, or none; returns the last's.
+
+        Raises as `append` does.
+        """
         chain = self._chains.get(subject)
         prev_hash = chain.hash if chain is not None else NO_HASH
-        seq = self._seq + 1
-        body = self._encode((seq, subject, kind, self._now_ns(), prev_hash, data))
-        record = frame_body(body)
-        segment = self._room(len(record))
-        place = self._write(segment, record)
-        self._seq = seq
+        now_ns, seq = self._now_ns(), self._seq
+        sizes, digests, parts = [], [], []
+        for data in items:
+            seq += 1
+            body = self._encode((seq, subject, kind, now_ns, prev_hash, data))
+            prev_hash = body_hash(body)
+            record = frame_body(body)
+            sizes.append(len(record))
+            digests.append(prev_hash)
+            parts.append(record)
+        records = parts[0] if len(parts) == 1 else b"".join(parts)
+        segment = self._room(len(records), now_ns)
+        place = self._segments.write(segment, records)
+        if self._segments.first_ns is None:
+            self._segments.first_ns = now_ns
         if chain is None:
             chain = self._chains[subject] = Chain()
-        digest = body_hash(body)
-        chain.add(seq, place, len(record), digest)
-        segment.hash = digest
-        segment.live += len(record)
+        for size, digest in zip(sizes, digests, strict=True):
+            self._seq += 1
+            chain.add(self._seq, place, size, digest)
+            place += size
+        segment.hash = prev_hash
+        segment.live += len(records)
         if self._carrying:
             self._carry()
         return Position(subject, seq)
@@ -133,7 +155,7 @@ class Journal:
         order.sort(key=lambda pair: pair[0])
         for seq, of_subject in order:
             place = of_subject.places[of_subject.index(seq)]
-            if place >> OFFSET_BITS in self._segments:
+            if self._segments.get(place >> OFFSET_BITS) is not None:
                 yield self._found(place).record
 
     def subjects(self) -> list[str]:
@@ -160,33 +182,65 @@ class Journal:
         self.append(subject, FORGOTTEN, None)
         chain = self._chains.pop(subject)
         for place, size in zip(chain.places, chain.sizes, strict=True):
-            self._segments[place >> OFFSET_BITS].live -= size
+            self._segment(place).live -= size
         self._shrink()
 
     def sync(self) -> None:
-        """What was appended before survives the loss of the host. Blocks; may run in a thread.
+        """What was appended before survives the loss of the host. Blocks. Raises StorageFailed."""
+        self.pending().carry_out()
+
+    def pending(self) -> Pending:
+        """Returns what has to reach the disk for all that was appended so far; any thread may do it.
 
         Raises StorageFailed.
         """
-        self._local = True
         self.syncs += 1
-        newest = self._newest
-        try:
-            for segment in list(self._segments.values()):
-                if not segment.synced:
-                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                        _sync_file(segment_path(self._directory, segment.number))
-                    segment.synced = segment is not newest
-            _sync_file(self._directory)
-        except OSError as error:
-            raise StorageFailed(f"cannot sync the journal: {error.strerror}") from error
+        return self._segments.pending()
+
+    # --- sealing -------------------------------------------------------------------------------
+
+    def mark(self) -> tuple[int, int]:
+        """Returns number and end of the segment that is appended to; (0, 0) before the first record."""
+        newest = self._segments.newest
+        return (newest.number, newest.end) if newest is not None else (0, 0)
+
+    def age_ns(self) -> int:
+        """Returns how long ago the first record of the newest segment was appended; 0: it has none."""
+        first_ns = self._segments.first_ns
+        return 0 if first_ns is None else max(0, self._now_ns() - first_ns)
+
+    def seal(self) -> None:
+        """Nothing more is written to the newest segment, if it has records. Raises StorageFailed."""
+        newest = self._segments.newest
+        if newest is not None and newest.end > HEADER_BYTES:
+            self._roll(self._now_ns())
+
+    def sealed(self) -> list[tuple[int, int]]:
+        """Returns number and end of each segment that nothing more is written to, oldest first."""
+        return self._segments.sealed()
+
+    def shortened(self, number: int) -> None:
+        """The zeros behind a sealed segment's last record were given back."""
+        segment = self._segments.get(number)
+        if segment is not None and segment is not self._segments.newest:
+            segment.size = segment.end
+
+    def release(self, number: int) -> None:
+        """Up to this one they are kept elsewhere, or given up: they go when nothing in them lives."""
+        if number > self._released:
+            self._released = number
+            self._shrink()
+
+    def prepare(self) -> None:
+        """Makes the file of the next segment ahead of need, so that no append waits for it.
+
+        Blocks, and may run in another thread, one at a time. Raises StorageFailed.
+        """
+        self._segments.prepare()
 
     def close(self) -> None:
         """Closes the files; safe to call twice. Nothing may be asked of the journal afterwards."""
-        for segment in self._segments.values():
-            os.close(segment.fd)
-        self._segments.clear()
-        self._newest = None
+        self._segments.close()
 
     @property
     def records(self) -> int:
@@ -196,11 +250,16 @@ class Journal:
     @property
     def disk_bytes(self) -> int:
         """What the segments take on disk."""
-        return len(self._segments) * self._segment_bytes
+        return self._segments.disk_bytes
+
+    @property
+    def record_bytes_max(self) -> int:
+        """How long a record may be, or all of `append_all` together."""
+        return self._segments.record_bytes_max
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the table does not fit the files; for tests."""
-        live = dict.fromkeys(self._segments, 0)
+        live = {segment.number: 0 for segment in self._segments}
         for subject, chain in self._chains.items():
             before = NO_HASH
             for seq, place, size in zip(chain.seqs, chain.places, chain.sizes, strict=True):
@@ -211,57 +270,38 @@ class Journal:
                 before = found.hash
                 live[place >> OFFSET_BITS] += size
             assert chain.hash == before  # noqa: S101
-        assert live == {n: s.live for n, s in self._segments.items()}  # noqa: S101
+        assert live == {segment.number: segment.live for segment in self._segments}  # noqa: S101
 
     # --- writing -------------------------------------------------------------------------------
 
-    def _room(self, size: int) -> Segment:
-        """Returns a segment with room for so many bytes at its end."""
-        if size > self._segment_bytes // 4:
-            raise InvalidRequest(f"a record of {size} bytes, at most {self._segment_bytes // 4}")
-        segment = self._newest
-        if segment is None or segment.end + size > self._segment_bytes:
-            segment = self._roll()
+    def _room(self, size: int, now_ns: int) -> Segment:
+        before = self._segments.newest
+        segment = self._segments.room(size, self._seq + 1, now_ns)
+        if segment is not before:
+            self._shrink()
         return segment
 
-    def _write(self, segment: Segment, data: bytes) -> int:
-        """Writes at the end of a segment with one call; returns the place."""
-        offset = segment.end
-        try:
-            written = os.pwrite(segment.fd, data, offset)
-        except OSError as error:
-            raise StorageFailed(f"cannot write the journal: {error.strerror}") from error
-        if written != len(data):
-            with contextlib.suppress(OSError):
-                os.ftruncate(segment.fd, offset)  # half a record would be a torn tail
-            raise StorageFailed("cannot write the journal: the disk is full")
-        segment.end = offset + written
-        return place_of(segment.number, offset)
-
-    def _roll(self) -> Segment:
-        """Begins a new segment."""
-        last, number = self._newest, self._number + 1
-        end, digest = (last.end, last.hash) if last is not None else (0, NO_HASH)
-        header = Header(number, self._seq + 1, self._now_ns(), end, digest)
-        fd = make_segment(self._directory, header, self._segment_bytes)
-        segment = Segment(number, fd, HEADER_BYTES, NO_HASH)
-        self._segments[number] = self._newest = segment
-        self._number = number
+    def _roll(self, now_ns: int) -> None:
+        self._segments.roll(self._seq + 1, now_ns)
         self._shrink()
-        return segment
 
     # --- giving back ---------------------------------------------------------------------------
 
     def _shrink(self) -> None:
         """Deletes oldest segments without life; decides whether the next is to be emptied."""
-        while len(self._segments) > 1:
-            oldest = next(iter(self._segments.values()))
+        segments = self._segments
+        small = min(SMALL_BYTES, segments.segment_bytes)
+        while len(segments) > 1:
+            oldest = segments.oldest
+            if self._keep and oldest.number > self._released:
+                break
             if oldest.live:
-                live = sum(segment.live for segment in self._segments.values())
-                room = (len(self._segments) - SEGMENTS_KEPT) * self._segment_bytes
+                live = sum(segment.live for segment in segments)
+                room = sum(max(segment.size, small) for segment in segments)
+                room -= SEGMENTS_KEPT * segments.segment_bytes
                 self._carrying = 0 < live * 2 <= room
                 return
-            if not self._delete(oldest):
+            if not segments.delete(oldest):
                 break
         self._carrying = False
 
@@ -271,14 +311,14 @@ class Journal:
         Failing is no failure of the append that it was called from: it is tried again, and given
         up until the next segment if a record cannot be read any more.
         """
-        oldest = next(iter(self._segments.values()))
-        if oldest is self._newest:
+        oldest = self._segments.oldest
+        if oldest is self._segments.newest:
             self._carrying = False
             return
         try:
             stop = min(oldest.end, oldest.carried + CARRY_BYTES)
             while oldest.live and oldest.carried < stop:
-                found = next_living(oldest, self._chains, self._segment_bytes)
+                found = next_living(oldest, self._chains, self._segments.segment_bytes)
                 if found is None:
                     break
                 self._move(oldest, found)
@@ -293,71 +333,52 @@ class Journal:
         """Writes one living record again, and lets the table point there."""
         size = found.end - found.offset
         data = os.pread(oldest.fd, size, found.offset)
-        segment = self._newest
-        if segment is None or segment.end + size > self._segment_bytes:
-            segment = self._roll()
-        place = self._write(segment, data)
+        segment = self._room(size, self._now_ns())
+        place = self._segments.write(segment, data)
         chain = self._chains[found.record.subject]
         chain.places[chain.index(found.record.seq)] = place
         segment.hash = found.hash
         segment.live += size
         oldest.live -= size
         oldest.carried = found.end
-
-    def _delete(self, segment: Segment) -> bool:
-        """Deletes a segment; False if what was carried out of it cannot be made as durable."""
-        try:
-            if self._local and self._newest is not None:
-                os.fdatasync(self._newest.fd)
-            os.unlink(segment_path(self._directory, segment.number))
-        except FileNotFoundError:
-            pass
-        except OSError:
-            return False
-        del self._segments[segment.number]
-        os.close(segment.fd)
-        return True
+        self._segments.moved = True
 
     # --- reading -------------------------------------------------------------------------------
 
     def _found(self, place: int) -> Found:
-        return pread_record(self._segments[place >> OFFSET_BITS].fd, place & OFFSET_MASK)
+        return pread_record(self._segment(place).fd, place & OFFSET_MASK)
+
+    def _segment(self, place: int) -> Segment:
+        segment = self._segments.get(place >> OFFSET_BITS)
+        if segment is None:
+            raise Bug(f"the journal has no segment {place >> OFFSET_BITS}")
+        return segment
 
     def _recover(self, found: Examination) -> None:
         """Builds the table from what the files hold, and cuts off a torn tail."""
         self.problems = found.problems
         self._seq = found.last_seq
         for read in found.segments:
-            path = segment_path(self._directory, read.number)
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            segment = Segment(read.number, fd, read.end, read.hash)
-            self._segments[read.number] = self._newest = segment
-            self._number = read.number
+            path = segment_path(self._segments.directory, read.number)
+            # One that was sealed may belong to a store by now, which lets nobody write to it.
+            mode = os.O_RDWR if read is found.segments[-1] else os.O_RDONLY
+            fd = os.open(path, mode | os.O_CLOEXEC)
+            self._segments.adopt(Segment(read.number, fd, read.end, read.hash, read.size))
         for subject, entries in found.lives().items():
             chain = self._chains[subject] = Chain()
             for entry in entries:
                 place = place_of(entry.segment, entry.offset)
                 chain.add(entry.seq, place, entry.size, entry.hash)
-                self._segments[entry.segment].live += entry.size
-        if self._newest is not None:
-            self._trim(self._newest, found)
+                self._segment(place).live += entry.size
+        newest = self._segments.newest
+        if newest is not None:
+            last = found.problems[-1] if found.problems else None
+            torn = last is not None and last.fault is Fault.TORN_TAIL
+            if torn or newest.size < self._segments.segment_bytes:
+                self._segments.extend(newest)
+            if newest.end > HEADER_BYTES:
+                self._segments.first_ns = self._now_ns()
         self._shrink()
-
-    def _trim(self, newest: Segment, found: Examination) -> None:
-        """Makes the newest segment ready for appending: zeros behind its last record."""
-        last = found.problems[-1] if found.problems else None
-        torn = last is not None and last.fault is Fault.TORN_TAIL
-        if torn or found.segments[-1].size < self._segment_bytes:
-            os.ftruncate(newest.fd, newest.end)
-            os.posix_fallocate(newest.fd, 0, max(self._segment_bytes, newest.end))
-
-
-def _sync_file(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 __all__ = [

@@ -28,6 +28,7 @@ from an old segment is the same bytes again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -46,6 +47,7 @@ HEADER_BYTES: Final = 64
 HASH_BYTES: Final = 16
 NO_HASH: Final = bytes(HASH_BYTES)
 RECORD_HEAD_BYTES: Final = 8
+SPARE: Final = "next.seg.new"  # the file of the segment to come
 FORGOTTEN: Final = "forgotten"  # kind of the record after which a subject has no life
 
 _HEADER = struct.Struct("<8sHHIQQqQ16s")
@@ -170,25 +172,40 @@ def _sealed(data: bytes) -> bool:
     return zlib.crc32(data[:12] + bytes(4) + data[16:HEADER_BYTES]) == crc
 
 
-def make_segment(directory: str, header: Header, size: int) -> int:
+def make_segment(directory: str, header: Header, size: int, spare: int | None = None) -> int:
     """Makes a preallocated segment, whole or not at all; returns its descriptor.
 
-    Raises StorageFailed.
+    `spare` is a file that `make_spare` made before; it is used up in any case. Raises StorageFailed.
     """
     path = segment_path(directory, header.number)
-    temporary = path + ".new"
+    fd = make_spare(directory, size) if spare is None else spare
+    try:
+        os.pwrite(fd, encode_header(header), 0)
+        os.rename(os.path.join(directory, SPARE), path)
+    except OSError as error:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(directory, SPARE))
+        raise StorageFailed(f"cannot make {path}: {error.strerror}") from error
+    return fd
+
+
+def make_spare(directory: str, size: int) -> int:
+    """Makes a preallocated file for the next segment; returns its descriptor.
+
+    Raises StorageFailed, and then there is none.
+    """
+    path = os.path.join(directory, SPARE)
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     fd = -1
     try:
-        fd = os.open(temporary, flags, 0o600)
+        fd = os.open(path, flags, 0o600)
         os.posix_fallocate(fd, 0, size)
-        os.pwrite(fd, encode_header(header), 0)
-        os.rename(temporary, path)
     except OSError as error:
         if fd >= 0:
             os.close(fd)
-            os.unlink(temporary)
-        raise StorageFailed(f"cannot make {path}: {error.strerror}") from error
+            os.unlink(path)
+        raise StorageFailed(f"cannot make a segment in {directory}: {error.strerror}") from error
     return fd
 
 

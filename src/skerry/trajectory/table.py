@@ -53,13 +53,14 @@ class Chain:
 class Segment:
     """A segment that is there. `live` counts the bytes of records of living subjects in it."""
 
-    __slots__ = ("carried", "end", "fd", "hash", "live", "number", "synced")
+    __slots__ = ("carried", "end", "fd", "hash", "live", "number", "size", "synced")
 
-    def __init__(self, number: int, fd: int, end: int, digest: bytes) -> None:
+    def __init__(self, number: int, fd: int, end: int, digest: bytes, size: int) -> None:
         self.number = number
         self.fd = fd
         self.end = end
         self.hash = digest  # of its last record
+        self.size = size  # of its file
         self.live = 0
         self.carried = HEADER_BYTES  # Invariant: nothing living lies below
         self.synced = False

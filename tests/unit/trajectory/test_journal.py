@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from skerry.errors import InvalidRequest, NotFound, StorageFailed
 from skerry.trajectory import journal as journal_module
 from skerry.trajectory.journal import Journal, Position, verify
-from skerry.trajectory.segment import Fault, segment_path
+from skerry.trajectory.segment import SPARE, Fault, segment_numbers, segment_path
+from skerry.trajectory.segments import Segments
 
 SMALL = 4096
 
@@ -29,10 +30,9 @@ def opener(directory):
     clock = itertools.count(1_000)
     made = []
 
-    def make(segment_bytes: int = SMALL) -> Journal:
-        made.append(
-            Journal.open(directory, now_ns=lambda: next(clock), segment_bytes=segment_bytes)
-        )
+    def make(segment_bytes: int = SMALL, *, keep: bool = False) -> Journal:
+        options = {"segment_bytes": segment_bytes, "keep": keep}
+        made.append(Journal.open(directory, now_ns=lambda: next(clock), **options))
         return made[-1]
 
     yield make
@@ -122,7 +122,7 @@ def test_torn_tail_is_cut_off_and_reported(opener, directory, cut):
     journal.append("a", "k", "whole")
     journal.append("a", "k", "torn" * 3)
     path = segment_path(directory, 1)
-    end = journal._newest.end
+    end = journal._segments.newest.end
     start = end - journal._chains["a"].sizes[1]
     assert end - start == 48
     with open(path, "r+b") as file:
@@ -147,7 +147,7 @@ def test_corrupted_byte_anywhere_in_the_last_record_is_noticed(opener, directory
     size = journal._chains["a"].sizes[1]
     assert size > 50
     with open(segment_path(directory, 1), "r+b") as file:
-        file.seek(journal._newest.end - size + position)
+        file.seek(journal._segments.newest.end - size + position)
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 0xFF]))
@@ -181,7 +181,7 @@ def test_file_truncated_inside_a_record_is_a_torn_tail(opener, directory):
     journal = opener()
     for i in range(3):
         journal.append("a", "k", i)
-    os.truncate(segment_path(directory, 1), journal._newest.end - 3)
+    os.truncate(segment_path(directory, 1), journal._segments.newest.end - 3)
     again = opener()
     assert [p.fault for p in again.problems] == [Fault.TORN_TAIL]
     assert [r.data for r in again.replay()] == [0, 1]
@@ -227,7 +227,7 @@ def test_crash_while_records_are_carried_over_loses_and_doubles_nothing(
     opener, directory, monkeypatch, steps
 ):
     monkeypatch.setattr(journal_module, "CARRY_BYTES", 200)
-    monkeypatch.setattr(Journal, "_delete", lambda self, segment: False)  # killed just before
+    monkeypatch.setattr(Segments, "delete", lambda self, segment: False)  # killed just before
     journal = opener()
     for i in range(20):
         journal.append("old", "k", f"{i}" * 30)
@@ -372,16 +372,101 @@ def test_sync_flushes_every_segment_once(opener, monkeypatch):
     journal = opener()
     while len(journal._segments) < 3:
         journal.append("a", "k", "x" * 500)
-    synced = []
-    real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(fd) or real(fd))
+    files, names = [], []
+    real_data, real_all = os.fdatasync, os.fsync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: files.append(fd) or real_data(fd))
+    monkeypatch.setattr(os, "fsync", lambda fd: names.append(fd) or real_all(fd))
     journal.sync()
-    assert len(synced) == 4  # three segments and the directory
+    assert (len(files), len(names)) == (3, 1)  # three segments and the directory
     journal.sync()
-    assert len(synced) == 6  # the newest and the directory
-    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(5, "I/O")))
-    with pytest.raises(StorageFailed, match="sync"):
+    assert (len(files), len(names)) == (4, 1)  # the newest
+
+
+def test_sync_that_failed_is_never_taken_for_done(opener, monkeypatch):
+    journal = opener()
+    journal.append("a", "k", 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", lambda fd: (_ for _ in ()).throw(OSError(5, "I/O")))
+        with pytest.raises(StorageFailed, match="sync"):
+            journal.sync()
+    with pytest.raises(StorageFailed, match="sync"):  # the kernel says it once, and forgets
         journal.sync()
+
+
+def test_records_written_together_are_all_there_or_none(opener, monkeypatch):
+    journal = opener()
+    journal.append("a", "k", 0)
+    assert journal.append_all("a", "k", [1, 2, 3]) == Position("a", 4)
+    assert [record.data for record in journal.replay("a")] == [0, 1, 2, 3]
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[: len(data) // 2], at))
+    with pytest.raises(StorageFailed, match="full"):
+        journal.append_all("a", "k", [4, 5, 6])
+    monkeypatch.undo()
+    journal.check_invariants()
+    assert [record.data for record in opener().replay("a")] == [0, 1, 2, 3]
+
+
+def test_kept_segments_stay_until_they_are_released(opener, directory):
+    journal = opener(keep=True)
+    for i in range(60):
+        journal.append(f"s{i}", "k", "x" * 500)
+        journal.forget(f"s{i}")
+    numbers = segment_numbers(directory)
+    assert numbers[0] == 1
+    assert len(numbers) > 8
+    assert [number for number, _ in journal.sealed()] == numbers[:-1]
+    journal.release(3)
+    assert segment_numbers(directory)[0] == 4
+    journal.release(numbers[-1])
+    assert segment_numbers(directory) == numbers[-1:]
+
+
+def test_kept_segment_with_life_is_carried_over_once_it_is_released(opener, directory):
+    journal = opener(keep=True)
+    journal.append("old", "k", "kept")
+    for i in range(60):
+        journal.append(f"s{i}", "k", "x" * 500)
+        journal.forget(f"s{i}")
+    assert segment_numbers(directory)[0] == 1
+    journal.release(segment_numbers(directory)[-1])
+    journal.append("old", "k", "more")
+    assert segment_numbers(directory)[0] > 1
+    assert [record.data for record in journal.replay("old")] == ["kept", "more"]
+    journal.check_invariants()
+
+
+def test_sealed_segment_is_not_written_to_again_also_after_a_restart(opener, directory):
+    journal = opener(keep=True)
+    journal.append("a", "k", 1)
+    assert journal.age_ns() >= 0
+    journal.seal()
+    number, end = journal.sealed()[0]
+    os.truncate(segment_path(directory, number), end)
+    os.chmod(segment_path(directory, number), 0o444)
+    journal.shortened(number)
+    journal.seal()  # nothing is in the new one
+    assert journal.mark()[0] == 2
+    again = opener(keep=True)
+    assert again.problems == []
+    again.append("a", "k", 2)
+    assert os.path.getsize(segment_path(directory, number)) == end
+    assert [record.data for record in again.replay("a")] == [1, 2]
+    assert verify(directory) == []
+
+
+def test_prepared_segment_is_used_and_never_left(opener, directory):
+    journal = opener()
+    journal.append("a", "k", 1)
+    journal.prepare()
+    journal.prepare()
+    assert os.path.exists(os.path.join(directory, SPARE))
+    journal.seal()
+    assert not os.path.exists(os.path.join(directory, SPARE))
+    journal.prepare()
+    again = opener()
+    assert not os.path.exists(os.path.join(directory, SPARE))
+    assert [record.data for record in again.replay()] == [1]
 
 
 def test_record_that_rots_while_the_journal_is_open_stops_no_append(opener, directory):

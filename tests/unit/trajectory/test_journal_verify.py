@@ -63,7 +63,7 @@ def test_changed_record_with_a_right_checksum_breaks_its_chain(journal, tmp_path
 
 
 def test_changed_last_record_of_a_segment_is_named_by_the_next(journal, tmp_path):
-    end = journal._segments[1].end
+    end = journal._segments.get(1).end
     last = max(
         place & MASK
         for chain in journal._chains.values()
@@ -81,7 +81,7 @@ def test_record_taken_out_of_a_chain_is_noticed(journal, tmp_path):
         data = file.read()
         found = parse_record(data, start)
         file.seek(start)
-        tail = data[found.end : journal._segments[1].end]
+        tail = data[found.end : journal._segments.get(1).end]
         file.write(tail + bytes(found.end - start))
     kinds = {fault for fault, *_ in faults(tmp_path)}
     assert kinds == {Fault.TAMPERED, Fault.TRUNCATED}
@@ -115,12 +115,12 @@ def test_changed_header_is_noticed(journal, tmp_path, position):
 def test_two_records_with_one_seq_are_noticed(journal, tmp_path):
     record = Record(1, "a", "k", 5, bytes(16), "another")
     body = journal._encode(record)
-    journal._write(journal._newest, frame_body(body))
+    journal._segments.write(journal._segments.newest, frame_body(body))
     assert Fault.TAMPERED in {fault for fault, *_ in faults(tmp_path)}
 
 
 def test_garbage_in_an_old_segment_is_damage_not_a_torn_tail(journal, tmp_path):
-    end = journal._segments[1].end
+    end = journal._segments.get(1).end
     with open(segment_path(tmp_path, 1), "r+b") as file:
         file.seek(end)
         file.write(b"garbage")
@@ -135,7 +135,7 @@ def test_forgotten_subject_with_deleted_segments_is_no_crime(tmp_path):
         journal.forget(f"s{i}")
         if i % 90 == 89:
             journal.forget("long")
-    assert min(journal._segments) > 1
+    assert journal._segments.oldest.number > 1
     assert verify(str(tmp_path)) == []
     journal.close()
 
