@@ -133,6 +133,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     from skerry.node.config import Limits, NodeConfig
     from skerry.node.registry import DIRECTORY
     from skerry.node.workers.options import WorkersConfig
+    from skerry.trajectory.options import TrajectoryOptions
 
     refuse_unknown(content, NodeConfig, "")
     refuse_unknown(content.get("limits", {}), Limits, "limits.")
@@ -140,6 +141,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     refuse_unknown(content.get("idle_reclaim", {}), IdleMarks, "idle_reclaim.")
     refuse_unknown(content.get("s3", {}), S3Options, "s3.")
     refuse_unknown(content.get("workers", {}), WorkersConfig, "workers.")
+    refuse_unknown(content.get("trajectory", {}), TrajectoryOptions, "trajectory.")
     lazy = content.get("lazy", {})
     refuse_unknown(lazy, LazyOptions, "lazy.")
     for table in ("fetch", "server", "profile"):

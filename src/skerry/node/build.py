@@ -34,7 +34,6 @@ from skerry.node.images import Images
 from skerry.node.imports import Imports, Oci
 from skerry.node.jobs.book import Jobs
 from skerry.node.keeper import LEASE_S, RENEW_S, Keeper
-from skerry.node.ledger import Ledger
 from skerry.node.library import Library
 from skerry.node.life.owners import Owners
 from skerry.node.life.sandboxes import Sandboxes
@@ -44,11 +43,12 @@ from skerry.node.parts import Parts
 from skerry.node.scrubber import Scrubber
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
+from skerry.node.trail.records import open_records
 from skerry.node.trajectories import Trajectories, breathe
 from skerry.node.workers.uplinks import Uplinks
 from skerry.node.workers.workers import Workers
 from skerry.trajectory.archive import Archive
-from skerry.trajectory.journal import Journal
+from skerry.trajectory.shipping import Store
 from skerry.trajectory.sources import Directory
 
 log = logging.getLogger("skerry.node")
@@ -63,11 +63,13 @@ def build_node(
     oci: Oci | None = None,
     host: Callable[[], Readings] | None = None,
     networks: Networks | None = None,
+    shared: Store | None = None,
 ) -> Node:
     """Returns a node that holds the lock of its state directory.
 
-    Tests give parts of their own. Raises Conflict if another daemon has the state directory,
-    StorageFailed if it cannot be used.
+    Tests give parts of their own; `shared` is where trajectories are shipped to, else that is the
+    layer store. Raises Conflict if another daemon has the state directory, StorageFailed if it
+    cannot be used.
     """
     config.check()
     limits = config.limits
@@ -76,11 +78,15 @@ def build_node(
     identity = claim(config.state_dir, config.socket_path)
     try:
         nodes.enter(config.registry_dir, identity.name, config)
-        journal = _journal(config, clock)
         found = backends if backends is not None else _backends(config, identity)
         kept = None
         if library is None:
             kept = library = _library(config, identity.name)
+        tasks = Tasks()
+        store = (lambda: shared) if shared is not None else _objects(kept)
+        records = open_records(
+            config.state_dir, config.trajectory, clock, tasks, node=identity.name, store=store
+        )
     except BaseException:
         identity.release()
         raise
@@ -89,8 +95,6 @@ def build_node(
     loop_watch = LoopWatch()
     sandboxes = Sandboxes(identity.name)
     images = _images(config, library, clock, sandboxes)
-    entries = Ledger(journal)
-    tasks = Tasks()
     return Node(
         Parts(
             config=config,
@@ -98,7 +102,9 @@ def build_node(
             identity=identity,
             tasks=tasks,
             timers=timers,
-            ledger=entries,
+            ledger=records.ledger,
+            trail=records.trail,
+            shipping=records.shipping,
             networks=networks or Networks(config.network, clock),
             uplinks=_uplinks(config, clock, tasks),
             outputs=Outputs(os.path.join(config.state_dir, "spool")),
@@ -113,7 +119,7 @@ def build_node(
             loop_watch=loop_watch,
             sandboxes=sandboxes,
             owners=_owners(config, timers),
-            jobs=Jobs(clock, timers, entries, limits),
+            jobs=Jobs(clock, timers, records.ledger, limits),
             images=images,
             imports=_imports(config, images, kept, oci),
             keeper=_keeper(config, clock, kept, sandboxes),
@@ -234,12 +240,12 @@ def _blobs(
     return None
 
 
-def _journal(config: NodeConfig, clock: Clock) -> Journal:
-    path = os.path.join(config.state_dir, "journal")
-    journal = Journal.open(path, now_ns=lambda: int(clock.wall() * 1e9))
-    for problem in journal.problems:
-        log.warning("journal: %s", problem)
-    return journal
+def _objects(kept: ImageLibrary | None) -> Callable[[], Store] | None:
+    """Returns what gives the objects of the layer store: one that is away may be back later."""
+    if kept is None:
+        return None
+    layers = kept.store
+    return lambda: layers.objects
 
 
 def _trajectories(

@@ -14,6 +14,7 @@ from skerry.images.objects.s3_options import S3Options, parse_place
 from skerry.network.services import NetworkConfig
 from skerry.node.workers.options import WorkersConfig
 from skerry.spec.limits import CHAIN_COMMITS_MAX, GIB, MIB, parse_bytes
+from skerry.trajectory.options import TrajectoryOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,7 @@ class NodeConfig:
     weights: dict[str, float] = field(default_factory=dict)
     idle_reclaim: IdleMarks = field(default_factory=IdleMarks)
     zram: str | None = None  # size of compressed swap that the node makes; None: none
+    trajectory: TrajectoryOptions = field(default_factory=TrajectoryOptions)
     network: NetworkConfig = field(default_factory=NetworkConfig)  # what sandboxes may be allowed
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     embedded: bool = False  # ends with its last owner (decision 21)
@@ -146,6 +148,7 @@ class NodeConfig:
             raise InvalidRequest("tokens: at least 16 ASCII characters each")
         self.network.check()
         self.workers.check()
+        self.trajectory.check()
         if self.limits.disk_free_min_bytes > 1024 * GIB:
             raise InvalidRequest("limits.disk_free_min_bytes is out of bounds")
         for name in ("creates_in_flight_max", "connections_max", "batches_max"):

@@ -11,8 +11,10 @@ from skerry.errors import InvalidRequest, PortRefused, SkerryError
 from skerry.guest.forward import Connection
 from skerry.network.pieces import Pieces, Room
 from skerry.node.clock import Clock
+from skerry.node.ledger import Did
 from skerry.node.life.lives import Lives
 from skerry.node.life.sandbox import Sandbox
+from skerry.node.trail.acts import Trail
 from skerry.wire.http import ForwardFrame
 
 CONNECT_S = 10.0  # a server inside that does not accept is given that long
@@ -108,9 +110,10 @@ class Forward:
 class Forwarder:
     """Opens forwards; each keeps its sandbox active while it lasts."""
 
-    def __init__(self, lives: Lives, clock: Clock) -> None:
+    def __init__(self, lives: Lives, clock: Clock, trail: Trail) -> None:
         self._lives = lives
         self._clock = clock
+        self._trail = trail
 
     @asynccontextmanager
     async def open(
@@ -126,6 +129,7 @@ class Forwarder:
         with sandbox.active_while(self._clock):
             try:
                 async with link.listening(port, forward.serve):
+                    await self._opened(sandbox, "forward", port)
                     yield forward
             finally:
                 forward.close()
@@ -147,9 +151,17 @@ class Forwarder:
                     errno=ETIMEDOUT,
                 ) from None
             try:
+                await self._opened(sandbox, "connect", port)
                 yield connection
             finally:
                 connection.reset()
+
+    async def _opened(self, sandbox: Sandbox, action: str, port: int) -> None:
+        """Puts on record that it is open, as durably as the sandbox asks for."""
+        now = self._clock.wall()
+        done = Did(action, {"port": port}, result={}, started=now, ended=now)
+        self._trail.note(sandbox, done)
+        await self._trail.levels.reach(sandbox.spec)
 
 
 def _check(port: int) -> None:

@@ -1,17 +1,24 @@
 """What the node writes into its journal, in the node's own words: of sandboxes, and of commits.
 
 Order is the promise (decision 12): `Began` before the backend is asked, `Made` before the sandbox
-is used, `Asked` before START leaves, `Answered` before the answer does, `Ending` before anything is
-destroyed, and then the sandbox's stream is forgotten. Records survive the death of this process;
-only the death of the host can lose the last ones, and then their instances are gone too.
+is used, `Asked` before START leaves, `Answered` before the answer does, `Doing` before anything else
+is changed, `Did` before its answer leaves, `Ending` before anything is destroyed, and then the
+sandbox's stream is forgotten. Records survive the death of this process; what else they survive is
+the sandbox's durability (node/trail/levels.py).
+
+Subjects are SANDBOX, its further chapters SANDBOX.1, SANDBOX.2, ..., and the ids of commits. All
+records of a sandbox, over its chapters, are ordered by their seq. A chapter beside the first begins
+with `Continued`, which names the last record of the one before. "forgotten" ends a chapter; only that
+of SANDBOX itself says that the sandbox is gone. Contents in `Did`, `Doing` and `kept` are written as
+trajectory/contents.py says.
 """
 
 from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Iterator
-from typing import Final, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -85,6 +92,7 @@ class Asked(msgspec.Struct, frozen=True, tag="asked", omit_defaults=True):
     started: float
     stdin_spooled: int = 0  # bytes
     seq: int = 0  # of a session (`spec.session`): its number there
+    kept: dict[str, Any] = {}  # content of "stdin", if it is too long for `spec`
 
 
 class SessionBegan(msgspec.Struct, frozen=True, tag="session", omit_defaults=True):
@@ -108,7 +116,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered", omit_defaults=True):
     """The one answer of a command: exactly one of result and error.
 
     A stream that is too long for a record is empty in `result`, and named in `spooled`: its spool
-    file then stays as long as the sandbox does.
+    file then stays as long as the sandbox does; `kept` is what the trajectory has of it.
     """
 
     op: bytes
@@ -116,6 +124,45 @@ class Answered(msgspec.Struct, frozen=True, tag="answered", omit_defaults=True):
     result: RunResult | None = None
     error: ErrorBody | None = None
     spooled: tuple[int, ...] = ()
+    kept: dict[str, Any] = {}  # contents of "stdout" and "stderr" that are too long for `result`
+
+
+class Doing(msgspec.Struct, frozen=True, tag="doing", omit_defaults=True):
+    """Something that may change the sandbox is about to be done; `Did` with its op tells the end.
+
+    Contents that are still to come are not in `request`.
+    """
+
+    op: bytes
+    action: str
+    request: dict[str, Any]
+    started: float
+
+
+class Did(msgspec.Struct, frozen=True, tag="did", omit_defaults=True):
+    """Something was done to the sandbox, or failed: exactly one of result and error.
+
+    Actions are "file.read", "file.write", "file.put", "file.walk", "file.usage", "file." and the name
+    of a FileOp, "tree.get", "tree.put", "disk.diff", "disk.tar", "change", "network", "pause",
+    "resume", "commit" (acknowledged; its op is the commit's id), "commit.packed", "fork", "forward",
+    "connect", "command.signal", "command.cancel", and what a harness posts: "verdict", "harness.NAME".
+    """
+
+    action: str
+    request: dict[str, Any] = {}
+    op: bytes = b""
+    result: dict[str, Any] | None = None
+    error: ErrorBody | None = None
+    started: float = 0.0
+    ended: float = 0.0
+    usage: dict[str, Any] = {}  # cpu_seconds, memory_peak_bytes where they are known
+
+
+class Continued(msgspec.Struct, frozen=True, tag="continued"):
+    """The first record of a further chapter: what the chapter before ended with at that moment."""
+
+    chapter: str
+    hash: bytes
 
 
 class Void(msgspec.Struct, frozen=True, tag="void"):
@@ -208,6 +255,9 @@ Entry: TypeAlias = (
     | Asked
     | Answered
     | Void
+    | Doing
+    | Did
+    | Continued
     | Acknowledged
     | Packed
     | JobMade
@@ -226,6 +276,9 @@ _KINDS: dict[type[Entry], str] = {
     Asked: "asked",
     Answered: "answered",
     Void: "void",
+    Doing: "doing",
+    Did: "did",
+    Continued: "continued",
     SessionBegan: "session",
     SessionEnded: "session-ended",
     Acknowledged: "acknowledged",
@@ -236,7 +289,7 @@ _KINDS: dict[type[Entry], str] = {
     JobEnded: "job-ended",
 }
 _JOB: Final = "job:"
-_OF_COMMANDS: Final = frozenset({Asked, Answered, Void})
+_IN_CHAPTERS: Final = frozenset({Asked, Answered, Void, Doing, Did})
 
 
 def job_subject(job_id: str) -> str:
@@ -255,8 +308,8 @@ def _split(subject: str) -> tuple[str, str]:
 class Ledger:
     """The journal, holding nothing but entries. Its subjects are the chapters of sandboxes.
 
-    The chapter SANDBOX holds what its life needs, and its first commands; when it is full, SANDBOX.1,
-    SANDBOX.2 and so on hold the next ones. Those may be let go of while the sandbox lives.
+    The chapter SANDBOX holds what its life needs, and what was done first; when it is full, SANDBOX.1,
+    SANDBOX.2 and so on hold what is done next. Those may be let go of while the sandbox lives.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -270,8 +323,15 @@ class Ledger:
     def append(self, sandbox_id: str, entry: Entry) -> Position:
         """Records an entry; StorageFailed, and then nothing is recorded."""
         kind = type(entry)
-        subject = self._chapter(sandbox_id) if kind in _OF_COMMANDS else sandbox_id
+        subject = self._chapter(sandbox_id) if kind in _IN_CHAPTERS else sandbox_id
         return self._journal.append(subject, _KINDS[kind], entry)
+
+    def append_all(self, sandbox_id: str, entries: Sequence[Did]) -> Position:
+        """Records several, all or none, and returns the last's position.
+
+        Raises StorageFailed, and InvalidRequest if they are too long together.
+        """
+        return self._journal.append_all(self._chapter(sandbox_id), _KINDS[Did], entries)
 
     def read(self, position: Position) -> Entry:
         """Returns an entry again; NotFound."""
@@ -309,14 +369,17 @@ class Ledger:
         self._further.pop(sandbox_id, None)
 
     def _chapter(self, sandbox_id: str) -> str:
-        """Returns the chapter for the next record of a command."""
+        """Returns the chapter for the next record of what is done, begun if need be."""
         further = self._further.get(sandbox_id)
         number = further[-1] if further else 0
         chapter = f"{sandbox_id}.{number}" if number else sandbox_id
         if self._journal.size(chapter) < CHAPTER_BYTES:
             return chapter
+        following = f"{sandbox_id}.{number + 1}"
+        link = Continued(chapter, self._journal.head(chapter))
+        self._journal.append(following, _KINDS[Continued], link)
         self._further.setdefault(sandbox_id, []).append(number + 1)
-        return f"{sandbox_id}.{number + 1}"
+        return following
 
     def gauges(self) -> dict[str, float]:
         """Returns how large the journal is, and how much was ever written."""

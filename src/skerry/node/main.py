@@ -113,7 +113,12 @@ async def alive(node: Node, hurry: asyncio.Event | None = None) -> AsyncIterator
             await node.keeper.recall()
             await recover(node)
             node.drain.recall()
-            async with node.idle.working(), node.keeper.working(), node.scrubber.working():
+            async with (
+                node.idle.working(),
+                node.keeper.working(),
+                node.scrubber.working(),
+                node.shipping.working(),
+            ):
                 yield
         finally:
             if not await _within(
@@ -197,6 +202,10 @@ async def _end_parts(node: Node, started: list[str], hurry: asyncio.Event | None
         await node.blobs.close(gone=not keep)
     if not keep:  # what a paused sandbox has in it would not fit into memory
         await close_swap(node.identity.name)
+    if not await _within(node.shipping.flush(), within, hurry):
+        log.warning("the last of the trajectories waits for the next start")
+    node.shipping.close()
+    node.trail.levels.close()
     node.ledger.close()
     if not keep:
         registry.leave(node.config.registry_dir, node.identity.name)

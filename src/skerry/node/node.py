@@ -22,6 +22,7 @@ from skerry.node.life.forks import Forks
 from skerry.node.life.idle import IdleReclaim
 from skerry.node.life.lives import Lives
 from skerry.node.parts import Parts
+from skerry.node.trail.files import RecordedFiles
 
 
 class Node:
@@ -34,6 +35,8 @@ class Node:
         self.tasks = parts.tasks
         self.timers = parts.timers
         self.ledger = parts.ledger
+        self.trail = parts.trail
+        self.shipping = parts.shipping
         self.outputs = parts.outputs
         self.results = parts.results
         self.admission = parts.admission
@@ -63,9 +66,9 @@ class Node:
         self.control = Control(parts, self.lives)
         self.drain = Drain(parts, self.control, self.lives)
         self.keeping = Keeping(parts, self.control, self.lives)
-        self.files = Files(self.lives, parts.clock)
-        self.disk = Disk(self.lives, parts.images, parts.clock)
-        self.forwarder = Forwarder(self.lives, parts.clock)
+        disk = Disk(self.lives, parts.images, parts.clock)
+        self.files = RecordedFiles(parts.trail, Files(self.lives, parts.clock), disk)
+        self.forwarder = Forwarder(self.lives, parts.clock, parts.trail)
         self.batches = Batches(parts, self.lives)
         self.forks = Forks(parts, self.lives, self.batches)
         self.chains = Chains(parts)
@@ -82,6 +85,8 @@ class Node:
             **self.admission.gauges(),
             **self.loop_watch.gauges(),
             **self.ledger.gauges(),
+            **self.trail.levels.gauges(),
+            **self.shipping.gauges(),
             **self.networks.gauges(),
             **self.workers.gauges(),
             **self.uplinks.gauges(),

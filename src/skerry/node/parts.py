@@ -25,6 +25,8 @@ from skerry.node.network import Networks
 from skerry.node.scrubber import Scrubber
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
+from skerry.node.trail.acts import Trail
+from skerry.node.trail.shipping import Shipping
 from skerry.node.trajectories import Trajectories
 from skerry.node.workers.uplinks import Uplinks
 
@@ -39,6 +41,8 @@ class Parts:
     tasks: Tasks
     timers: Timers
     ledger: Ledger
+    trail: Trail
+    shipping: Shipping
     outputs: Outputs
     results: Results
     admission: Admission

@@ -34,6 +34,7 @@ from skerry.node.node import Node
 from skerry.node.stories import Story, read_stories
 from skerry.spec.sandbox import State
 from skerry.wire.guest import KnownOperation
+from skerry.wire.http import ErrorBody
 
 log = logging.getLogger("skerry.node")
 
@@ -78,6 +79,7 @@ async def recover(node: Node) -> None:
                 log.exception("%s cannot be listed: undone", sandbox_id)
                 node.lives.forget_record(sandbox_id)
                 continue
+            _end_acts(node, sandbox, story)
             # Ended ones too: nobody else deletes what its owner can no longer ask for.
             node.owners.recover(sandbox)
             node.jobs.recover_member(sandbox)
@@ -118,8 +120,22 @@ def _sandbox(
         handle_next=story.handle_top,
         handle_top=story.handle_top,
         ops=dict(story.past),
+        acts=dict(story.acts),
         answer_bytes=sum(past.size for past in story.past.values()),
     )
+
+
+def _end_acts(node: Node, sandbox: Sandbox, story: Story) -> None:
+    """Records of what was being done beside commands that nobody will ever know how it ended."""
+    now = node.clock.wall()
+    unknown = OutcomeUnknown("the node was killed while it was being done", sandbox=sandbox.id)
+    for doing in story.doing.values():
+        error, times = ErrorBody.of(unknown), (doing.started, now)
+        did = ledger.Did(doing.action, doing.request, doing.op, None, error, *times)
+        try:
+            node.trail.note(sandbox, did)
+        except StorageFailed as failed:  # the next start finds it again
+            log.warning("%s: not on record how %s ended: %s", sandbox.id, doing.action, failed)
 
 
 async def _recover_one(node: Node, sandbox: Sandbox, story: Story) -> None:

@@ -29,6 +29,8 @@ class Story:
     past: dict[str, Past] = field(default_factory=dict)
     sessions: dict[str, ledger.SessionBegan] = field(default_factory=dict)
     seqs: dict[str, int] = field(default_factory=dict)  # the newest command of each session
+    doing: dict[bytes, ledger.Doing] = field(default_factory=dict)
+    acts: dict[str, Position] = field(default_factory=dict)  # of the `Did` of each operation id
 
     def take(self, position: Position, entry: ledger.Entry) -> None:
         """Takes the next entry."""
@@ -56,6 +58,12 @@ class Story:
                     self.seqs[entry.spec.session] = max(newest, entry.seq)
                 self.pending[entry.op] = entry
                 self.chapters[entry.op] = position.subject
+            case ledger.Doing():
+                self.doing[entry.op] = entry
+            case ledger.Did():
+                self.doing.pop(entry.op, None)
+                if entry.op:
+                    self.acts[entry.op.hex()] = position
             case ledger.Void():
                 self.pending.pop(entry.op, None)
             case ledger.Answered():

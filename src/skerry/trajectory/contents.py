@@ -42,7 +42,7 @@ class Contents:
         self.inline_bytes, self.bytes_max = inline_bytes, bytes_max
         self.bytes = 0  # of blobs that are here
         self._segments: dict[str, int] = {}  # of each blob: the last segment that mentions it
-        self._unsynced: dict[str, None] = {}
+        self._feeds: list[dict[str, None]] = []
         self._lock = threading.Lock()
         self._pinned: Counter[str] = Counter()  # ended, and their records are not written yet
         try:
@@ -74,12 +74,13 @@ class Contents:
                 except OSError:
                     continue  # somebody's own words, and no content of ours
             self._segments[digest] = max(number, self._segments.get(digest, 0))
-            self._unsynced[digest] = None
+            for feed in self._feeds:
+                feed[digest] = None
 
-    def unsynced(self) -> list[str]:
-        """Returns the blobs that were mentioned since this was last asked, for `sync_blobs`."""
-        names, self._unsynced = list(self._unsynced), {}
-        return names
+    def feed(self) -> dict[str, None]:
+        """Returns a dict to which every blob is added as it is mentioned; its reader empties it."""
+        self._feeds.append({})
+        return self._feeds[-1]
 
     def upto(self, number: int) -> list[str]:
         """Returns the blobs that no later segment mentions."""
@@ -99,7 +100,8 @@ class Contents:
                 self.bytes -= os.path.getsize(path)
                 os.unlink(path)
             del self._segments[digest]
-            self._unsynced.pop(digest, None)
+            for feed in self._feeds:
+                feed.pop(digest, None)
 
     def path(self, digest: str) -> str:
         """Returns where a blob lies while it is here."""
@@ -161,7 +163,9 @@ class Writer:
             self._short.clear()
         try:
             if self._fd < 0:
-                self._part = os.path.join(self._contents.directory, f"{_PART}{secrets.token_hex(8)}")
+                self._part = os.path.join(
+                    self._contents.directory, f"{_PART}{secrets.token_hex(8)}"
+                )
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 self._fd = os.open(self._part, flags, 0o600)
             rest = memoryview(data)
@@ -225,4 +229,6 @@ def _sync(path: str) -> None:
 
 
 def _failed(error: OSError) -> StorageFailed:
-    return StorageFailed(f"cannot keep a content of the record: {error.strerror}", errno=error.errno)
+    return StorageFailed(
+        f"cannot keep a content of the record: {error.strerror}", errno=error.errno
+    )

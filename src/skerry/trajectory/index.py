@@ -11,14 +11,17 @@ this one (decision 40).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
+from skerry.trajectory.contents import blobs_in
 from skerry.trajectory.segment import FORGOTTEN, HEADER_BYTES, NO_HASH, Found, Scan, decode_header
 from skerry.trajectory.verify import REACH_BYTES
 
 INDEX_VERSION: Final = 1
+RECORDS_AT_ONCE: Final = 64
 INDEX_BYTES_MAX: Final = 64 << 20
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -62,17 +65,26 @@ class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 _decoder = msgspec.msgpack.Decoder(SegmentIndex)
 
 
-def index_of(node: str, number: int, data: bytes) -> SegmentIndex:
-    """Returns the index of a segment's bytes, whatever follows the last record in them."""
+def index_of(
+    node: str, number: int, data: bytes, *, pause: Callable[[], object] = int
+) -> SegmentIndex:
+    """Returns the index of a segment's bytes, whatever follows the last record in them.
+
+    `pause` is called now and then: a thread beside a busy one gives way there.
+    """
     header = decode_header(data)
     scan = Scan(number, data, REACH_BYTES)
     subjects: dict[str, Mention] = {}
+    blobs: dict[str, None] = {}
     records = last_seq = from_ns = to_ns = 0
     head = NO_HASH
     for found in scan:
         record, head = found.record, found.hash
         note(subjects, record.subject, found)
+        blobs.update(dict.fromkeys(blobs_in(record.data)))
         records += 1
+        if records % RECORDS_AT_ONCE == 0:
+            pause()
         last_seq = max(last_seq, record.seq)
         from_ns = min(from_ns or record.time_ns, record.time_ns)
         to_ns = max(to_ns, record.time_ns)
@@ -91,6 +103,7 @@ def index_of(node: str, number: int, data: bytes) -> SegmentIndex:
         from_ns=from_ns,
         to_ns=to_ns,
         subjects=subjects,
+        blobs=tuple(sorted(blobs)),
     )
 
 

@@ -204,6 +204,11 @@ class Journal:
         newest = self._segments.newest
         return (newest.number, newest.end) if newest is not None else (0, 0)
 
+    def written(self) -> int:
+        """Returns the number of the newest segment that has records, 0 if there is none."""
+        number, end = self.mark()
+        return number if end > HEADER_BYTES else max(0, number - 1)
+
     def age_ns(self) -> int:
         """Returns how long ago the first record of the newest segment was appended; 0: it has none."""
         first_ns = self._segments.first_ns

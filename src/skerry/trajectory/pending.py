@@ -40,6 +40,14 @@ class Pending:
             self._failed(error)
             raise StorageFailed(f"cannot sync the journal: {error.strerror}") from error
         finally:
-            for _, fd in self._files:
-                os.close(fd)
-            self._files.clear()
+            self._close()
+
+    def drop(self) -> None:
+        """It is not carried out: the next one has to do all of it."""
+        self._failed(OSError(0, "not tried"))
+        self._close()
+
+    def _close(self) -> None:
+        for _, fd in self._files:
+            os.close(fd)
+        self._files.clear()

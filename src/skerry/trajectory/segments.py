@@ -37,6 +37,7 @@ class Segments:
         self.moved = False  # records were carried over since then
         self._by_number: dict[int, Segment] = {}
         self._spare: int | None = None  # preallocated, and without a number yet
+        self._closed = False
         self._broken: OSError | None = None  # what a sync met
         self._new_names = False  # the directory is not on the disk as it is
 
@@ -101,6 +102,8 @@ class Segments:
 
     def roll(self, seq: int, now_ns: int) -> Segment:
         """Begins a new segment, and writes to the one before no more; StorageFailed."""
+        if self._closed:
+            raise StorageFailed("the journal is closed")
         last = self.newest
         number = last.number + 1 if last is not None else 1
         end, digest = (last.end, last.hash) if last is not None else (0, NO_HASH)
@@ -166,3 +169,4 @@ class Segments:
             os.close(self._spare)
         self._by_number.clear()
         self.newest = self._spare = None
+        self._closed = True

@@ -46,13 +46,13 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
   message is text, an empty StreamEvent or the error; then binary messages are its bytes, both ways, \
   and an empty one ends that half |
 | GET sandboxes/ID/files?path=&user=&offset=&length=&tail=&sparse= | -> bytes, streamed |
-| PUT sandboxes/ID/files?path=&user=&mode=&parents=&append=&exclusive=&offset=&sparse= | bytes, \
+| PUT sandboxes/ID/files?path=&user=&mode=&parents=&append=&exclusive=&offset=&sparse=&op= | bytes, \
   streamed -> FileInfo; with an offset in place, else as a whole |
-| POST sandboxes/ID/files/op | FileOp -> list of FileInfo |
+| POST sandboxes/ID/files/op?op= | FileOp -> list of FileInfo |
 | GET sandboxes/ID/files/walk?path=&user=&depth=&types=&glob= | -> stream of FileEvent |
 | GET sandboxes/ID/files/watch?path=&user=&recursive= | -> stream of FileEvent |
 | GET sandboxes/ID/files/usage?path=&user= | -> TreeUsage |
-| GET, PUT sandboxes/ID/tree?path=&user= | tar, streamed |
+| GET, PUT sandboxes/ID/tree?path=&user=&op= | tar, streamed |
 | GET sandboxes/ID/diff | -> DiffBody |
 | GET sandboxes/ID/diff/tar?under= | -> tar of added and modified paths |
 | POST sandboxes/ID/commit | CommitBody -> LayerManifest, once it can be used |
@@ -69,6 +69,8 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
   where it is -> JobInfo |
 | POST, DELETE jobs/JID/resume | likewise: what the job's pause, or the loss of its lease, has paused |
 | GET jobs/JID/queue | -> JobQueue: positions and estimates of its creates that wait |
+| POST sandboxes/ID/events?op= | EventsBody -> EventsTaken: verdicts and words of a harness, on record \
+  (wire/events.py) |
 | GET, POST, DELETE node/drain | POST: DrainBody -> DrainState (no new sandboxes; those that live are \
   stopped after the grace); DELETE takes it back |
 | GET workers | -> list of WorkerInfo |
@@ -98,6 +100,11 @@ A stream is a sequence of u32 little-endian length + msgpack StreamEvent; one th
 
 A stream of FileEvent (wire/files.py) is framed in the same way and ends with `done` or `error`. With
 `sparse` a file's content is GNU tar's sparse format 1.0: a map of its pieces, then the pieces.
+
+Everything that is done to a sandbox is on record before it is answered. `op` is an operation id: 32
+hexadecimal digits. What changes files runs once under it: a repeat gets the recorded answer, another
+request under the same id is a Conflict, and OutcomeUnknown if the node was killed in between. What
+only reads (GET of files, walk, usage, tree, diff) may carry one as its name on record, and reads again.
 
 What GET gives of `files`, `tree` and `diff/tar` breaks off when it fails midway; who accepts
 `application/x-skerry-pieces` (wire/pieces.py) is told why, and so whose fault it is.

@@ -39,6 +39,12 @@ OP = Param(
     {"type": "string", "pattern": "^[0-9a-f]{32}$"},
     "operation id; a repeat gets the recorded answer, or joins",
 )
+ONCE = Param(
+    "op",
+    {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    "operation id: it runs once, and a repeat gets the recorded answer",
+)
+NAME = Param("op", {"type": "string", "pattern": "^[0-9a-f]{32}$"}, "its name on record")
 GONE = Param("on_disconnect", {"enum": ["keep", "kill"]}, "what becomes of it if you go; keep")
 PATH = Param("path", STRING, "absolute, or relative to the workdir", required=True)
 USER = Param("user", STRING, "name, uid or uid:gid; default: the sandbox's")

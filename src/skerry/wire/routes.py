@@ -15,6 +15,7 @@ from skerry.spec.sandbox import SandboxInfo, SandboxSpec, Usage
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchResult
 from skerry.wire.commits import CommitInfo, ForkBody
 from skerry.wire.control import DrainBody, DrainState, NodeUsage, SandboxChange
+from skerry.wire.events import EventsBody, EventsTaken
 from skerry.wire.files import FILES_STREAM, FileOp
 from skerry.wire.http import (
     METRICS,
@@ -42,6 +43,8 @@ from skerry.wire.route import (
     FLAG,
     GONE,
     JOB,
+    NAME,
+    ONCE,
     OP,
     PATH,
     STATE,
@@ -251,6 +254,7 @@ ROUTES: Final[tuple[Route, ...]] = (
             Param("length", integer(-1), "bytes; -1: to the end, as it is when this is asked"),
             Param("tail", integer(0), "the last bytes instead; at most that many"),
             Param("sparse", FLAG, "as a map of its pieces and the pieces: holes are not sent"),
+            NAME,
         ),
     ),
     Route(
@@ -272,6 +276,7 @@ ROUTES: Final[tuple[Route, ...]] = (
             Param("exclusive", FLAG, "refuse if it is there"),
             Param("offset", integer(0), "over what is there, from this byte on, in place"),
             Param("sparse", FLAG, "the body is a map of pieces and the pieces"),
+            ONCE,
         ),
     ),
     Route(
@@ -285,6 +290,7 @@ ROUTES: Final[tuple[Route, ...]] = (
             Param("depth", integer(1), "levels; default: all"),
             Param("types", STRING, "letters of types: f d l p s c b; default: all"),
             Param("glob", STRING, "names, or paths if it holds a slash; ** is any number of parts"),
+            NAME,
         ),
     ),
     Route(
@@ -299,24 +305,34 @@ ROUTES: Final[tuple[Route, ...]] = (
         f"{BASE}/files/usage",
         "What a tree takes up.",
         answer=TreeUsage,
-        params=(PATH, USER),
+        params=(PATH, USER, NAME),
     ),
-    Route("POST", f"{BASE}/files/op", "An operation on names.", FileOp, list[FileInfo]),
+    Route("POST", f"{BASE}/files/op", "An operation on names.", FileOp, list[FileInfo], (ONCE,)),
+    Route(
+        "POST",
+        f"{BASE}/events",
+        "Adds verdicts, and words of a harness, to the record of a sandbox.",
+        EventsBody,
+        EventsTaken,
+        (ONCE,),
+    ),
     Route(
         "GET",
         f"{BASE}/tree",
         "A directory, or one file, as a tar.",
         answer=TAR,
-        params=(PATH, USER),
+        params=(PATH, USER, NAME),
     ),
-    Route("PUT", f"{BASE}/tree", "Unpacks a tar beneath a directory.", TAR, None, (PATH, USER)),
-    Route("GET", f"{BASE}/diff", "What was written, by path.", answer=DiffBody),
+    Route(
+        "PUT", f"{BASE}/tree", "Unpacks a tar beneath a directory.", TAR, None, (PATH, USER, ONCE)
+    ),
+    Route("GET", f"{BASE}/diff", "What was written, by path.", answer=DiffBody, params=(NAME,)),
     Route(
         "GET",
         f"{BASE}/diff/tar",
         "What was added or modified, as a tar.",
         answer=TAR,
-        params=(Param("under", STRING, "only at and below this path; /"),),
+        params=(Param("under", STRING, "only at and below this path; /"), NAME),
     ),
     Route("POST", f"{BASE}/commit", "Makes a layer of it.", CommitBody, LayerManifest),
     Route(

@@ -9,11 +9,19 @@ import pytest
 from door_world import World
 from node_stand import ManualClock, Stand
 
+from skerry.images.objects.directory import DirectoryObjects
+
 
 @pytest.fixture
 def stand() -> Iterator[Stand]:
     with tempfile.TemporaryDirectory(prefix="sk-") as root:
         yield Stand(root)
+
+
+@pytest.fixture
+def shared(tmp_path) -> DirectoryObjects:
+    """A store to which trajectories may be shipped."""
+    return DirectoryObjects(str(tmp_path / "shared"))
 
 
 @pytest.fixture

@@ -201,6 +201,7 @@ class Stand:
     library: FakeLibrary = field(default_factory=FakeLibrary)
     clock: Any = None
     backend: Any = None
+    shared: Any = None  # where trajectories are shipped to
     services: dict[str, Service] = field(
         default_factory=lambda: {
             "pypi": Service(hosts=("pypi.example", "files.example")),
@@ -236,6 +237,7 @@ class Stand:
             backends={"container": self.backend},
             library=self.library,
             oci=oci,
+            shared=self.shared,
         )
 
     @asynccontextmanager

@@ -40,7 +40,7 @@ async def test_archive_that_is_left_is_closed_in_a_thread_before_its_view_goes(
         monkeypatch.setattr(type(sandbox.snapshotable), "snapshot", snapshot)
         endless = Endless(views)
         monkeypatch.setattr(stand.library, "diff_tar", endless)
-        archive = node.disk.diff_tar(sandbox, "/")
+        archive = node.files.diff_tar(sandbox, "/")
         assert await anext(archive) == PIECE
         await archive.aclose()
         [(thread, seen)] = endless.closed_by

@@ -12,9 +12,11 @@ from skerry.errors import Overloaded, PlatformError, SkerryError, StorageFailed
 from skerry.guest.client import GuestClient
 from skerry.node import ledger
 from skerry.spec.command import CommandSpec
+from skerry.spec.job import JobSpec
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.spec.session import SessionSpec
 from skerry.wire.control import SandboxChange
+from skerry.wire.files import FileOp
 from skerry.wire.http import CommitBody
 
 TRUE = CommandSpec(argv=("true",))
@@ -26,6 +28,16 @@ async def refused_by_the_agent(node, sandbox) -> None:
     busy = Overloaded("it does not read", limit="channel", retry_after_s=0.1)
     with patch.object(GuestClient, "start", side_effect=busy), suppress(Overloaded):
         await node.operations.run(sandbox, None, TRUE)
+
+
+async def use_a_job(node) -> None:
+    """A job from its beginning to its end."""
+    job = node.keeping.make(JobSpec(id="j"), owner="")
+    try:
+        await node.keeping.pause(job)
+        await node.keeping.resume(job)
+    finally:
+        await node.keeping.end(job, "it is over", delete=True)
 
 
 async def do_everything(node) -> list[SkerryError]:
@@ -49,6 +61,8 @@ async def do_everything(node) -> list[SkerryError]:
     await attempt(node.control.resume(sandbox))
     await attempt(node.control.change(sandbox, SandboxChange(ttl_s=1000)))
     await attempt(node.operations.run(sandbox, None, TRUE))
+    await attempt(node.files.apply(sandbox, FileOp(op="mkdir", path="/d", parents=True)))
+    await attempt(use_a_job(node))
     await attempt(node.sessions.create(sandbox, "s", SessionSpec()))
     await attempt(node.sessions.close(sandbox, "s"))
     commit = await attempt(node.commits.begin(sandbox, CommitBody(name="workspace/x")))
@@ -69,10 +83,12 @@ async def test_full_disk_at_this_record_is_told_and_passes(stand, monkeypatch, k
 
         with monkeypatch.context() as patch:
             patch.setattr(node.ledger._journal, "append", full)
+            if kind == "continued":
+                patch.setattr(ledger, "CHAPTER_BYTES", 1)
             refused = await do_everything(node)
             assert all(isinstance(error, PlatformError) for error in refused)
             # only ends need no record: freeing does not wait for a disk
-            assert bool(refused) == (kind not in ("ending", "session-ended", "packed"))
+            assert bool(refused) == (kind not in ("ending", "session-ended", "packed", "job-ended"))
             for sandbox in node.sandboxes:
                 assert sandbox.state is State.RUNNING
             assert len(stand.world.instances) == len(node.sandboxes)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from node_stand import settle
 
+from skerry.backends.api import Reclaimed
 from skerry.errors import Conflict, SandboxFailed, Unavailable
 from skerry.guest.client import GuestClient
 from skerry.lifecycle.table import Event
@@ -156,6 +157,16 @@ async def test_idle_sandbox_may_be_paused_and_any_request_resumes_it(stand, manu
         assert stand.world.instances == {}
 
 
+def opened_by(gate: asyncio.Event):
+    """A pause, or a resume, that takes until the gate is open."""
+
+    async def slow(self) -> Reclaimed:
+        await gate.wait()
+        return Reclaimed(0, 0.0)
+
+    return slow
+
+
 async def test_delete_during_a_pause_and_a_resume_leaves_nothing(stand, monkeypatch) -> None:
     async with stand.alive() as node:
         for slow, events in (("pause", [Event.PAUSE]), ("resume", [Event.PAUSE, Event.RESUME])):
@@ -163,7 +174,7 @@ async def test_delete_during_a_pause_and_a_resume_leaves_nothing(stand, monkeypa
             sandbox = await node.lives.create(SandboxSpec())
             for event in events[:-1]:
                 await node.lives.drive(sandbox, event)
-            monkeypatch.setattr(FakeInstance, slow, lambda self, gate=gate: gate.wait())
+            monkeypatch.setattr(FakeInstance, slow, opened_by(gate))
             driving = asyncio.create_task(node.lives.drive(sandbox, events[-1]))
             await settle()
             await node.lives.delete(sandbox)
@@ -179,7 +190,7 @@ async def test_resume_right_after_a_pause_is_not_lost(stand, monkeypatch) -> Non
     async with stand.alive() as node:
         sandbox = await node.lives.create(SandboxSpec())
         gate = asyncio.Event()
-        monkeypatch.setattr(FakeInstance, "pause", lambda self: gate.wait())
+        monkeypatch.setattr(FakeInstance, "pause", opened_by(gate))
         pausing = asyncio.create_task(node.lives.drive(sandbox, Event.PAUSE))
         await settle()
         run = asyncio.create_task(node.operations.run(sandbox, None, CommandSpec(argv=("true",))))

@@ -48,6 +48,7 @@ LOOKS: list[Request] = [
     ("POST", "/commit", "", {"name": "workspace/x"}),
     ("POST", "/commits", "", {"name": "workspace/y"}),
     ("POST", "/fork", "", {"count": 1}),
+    ("POST", "/events", "", {"events": [{"action": "verdict"}]}),
     ("POST", "/pause", "", None),
     ("GET", "/usage", "", None),
     ("GET", "/network", "", None),

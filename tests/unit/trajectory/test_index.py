@@ -32,7 +32,7 @@ def test_index_names_the_subjects_their_records_and_their_rollouts(journal, dire
     journal.forget("b")
     index = index_of("nodex", 1, read_segment(directory, 1))
     assert (index.node, index.number, index.first_seq, index.last_seq) == ("nodex", 1, 1, 4)
-    assert (index.records, index.from_ns, index.to_ns) == (4, 1000, 1004)
+    assert (index.records, index.from_ns, index.to_ns) == (4, 1000, 1003)
     a, b = index.subjects["a"], index.subjects["b"]
     assert (a.first, a.last, a.records, a.rollout, a.job) == (1, 3, 2, "r-1", "j")
     assert (a.began, a.ended, b.began, b.ended) == (True, False, True, True)

@@ -455,6 +455,15 @@ def test_sealed_segment_is_not_written_to_again_also_after_a_restart(opener, dir
     assert verify(directory) == []
 
 
+def test_closed_journal_takes_nothing_and_harms_nothing(opener):
+    journal = opener()
+    journal.append("a", "k", 1)
+    journal.close()
+    with pytest.raises(StorageFailed, match="closed"):
+        journal.append("a", "k", 2)
+    assert [record.data for record in opener().replay()] == [1]
+
+
 def test_prepared_segment_is_used_and_never_left(opener, directory):
     journal = opener()
     journal.append("a", "k", 1)

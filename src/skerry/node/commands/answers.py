@@ -33,6 +33,7 @@ class Answers:
 
     def __init__(self, parts: Parts) -> None:
         self._ledger = parts.ledger
+        self._trail = parts.trail
         self._results = parts.results
         self._outputs = parts.outputs
         self._per_sandbox_max = parts.config.limits.results_per_sandbox_max
@@ -46,6 +47,17 @@ class Answers:
             self._results.put(sandbox.id, op_id, kept)
         return kept
 
+    async def keep_input(self, op: Op, data: bytes) -> None:
+        """Keeps input that is too long for a record."""
+        await op.kept_input.keep(self._trail.contents, "stdin", data)
+
+    async def keep_output(self, op: Op, answer: RunResult | SkerryError) -> None:
+        """Keeps output that is too long for a record; nothing to do for what is not."""
+        if isinstance(answer, RunResult):
+            for name, data in (("stdout", answer.stdout), ("stderr", answer.stderr)):
+                if len(data) > INLINE_BYTES_MAX:
+                    await op.kept_output.keep(self._trail.contents, name, data)
+
     def ask(self, sandbox: Sandbox, op: Op) -> None:
         """Records that the operation is about to be started, or still runs; StorageFailed."""
         entry = ledger.Asked(
@@ -57,8 +69,12 @@ class Answers:
             op.started,
             op.input.size if isinstance(op.input, SpooledInput) else 0,
             op.seq,
+            op.kept_input.kept,
         )
         op.asked = self._ledger.append(sandbox.id, entry).subject
+        if entry.kept:
+            self._trail.mention(entry.kept)
+            op.kept_input.drop()
 
     def record(self, sandbox: Sandbox, op: Op, answer: RunResult | SkerryError) -> None:
         """Records the answer of an operation, which is past from here on; StorageFailed."""
@@ -68,8 +84,12 @@ class Answers:
             entry = ledger.Answered(op.raw, op.started, error=recorded)
         else:
             inline, spooled = _without_long(recorded)
-            entry = ledger.Answered(op.raw, op.started, inline, spooled=spooled)
+            entry = ledger.Answered(
+                op.raw, op.started, inline, spooled=spooled, kept=op.kept_output.kept
+            )
         position = self._ledger.append(sandbox.id, entry)
+        if entry.kept:
+            self._trail.mention(entry.kept)
         self._results.put(sandbox.id, op.id, recorded)
         past = past_of(op.asked, op.fingerprint, op.spec, entry, position)
         del sandbox.ops[op.id]  # to come last again: what was answered first is forgotten first
@@ -126,8 +146,9 @@ class Answers:
         return past > 1 and (past > self._per_sandbox_max or sandbox.answer_bytes > self._bytes_max)
 
     def _let_go(self, sandbox: Sandbox) -> None:
-        """Lets go of chapters of the journal that hold nothing which is remembered."""
+        """Lets go of chapters of the journal that hold no command which is remembered."""
         free = set(self._ledger.closed(sandbox.id))
+        free -= {acting.chapter for acting in sandbox.acting.values()}
         for past in sandbox.ops.values():
             if isinstance(past, Past):
                 free -= {past.asked, past.position.subject}
@@ -137,6 +158,7 @@ class Answers:
                     self.ask(sandbox, op)
             for chapter in free:
                 self._ledger.let_go(sandbox.id, chapter)
+                sandbox.forget_acts(chapter)
         except StorageFailed as error:
             log.warning("the journal keeps more of %s for now: %s", sandbox.id, error)
 

@@ -53,6 +53,7 @@ class Execution:
         self._admission = parts.admission
         self._ledger = parts.ledger
         self._outputs = parts.outputs
+        self._levels = parts.trail.levels
         self._lives = lives
         self._answers = answers
         self._handles = lives.handles
@@ -89,7 +90,9 @@ class Execution:
             # Whoever repeats it would wait for ever for an answer that nobody gives.
             log.exception("the command %s", op.id)
             answer, running = Bug(f"{type(error).__name__}: {error}", op_id=op.id), None
-        return self.finish(sandbox, op, answer, running)
+        await self._answers.keep_output(op, answer)
+        answer = self.finish(sandbox, op, answer, running)
+        return answer if op.done.done() else await asyncio.shield(op.done)
 
     async def _with_shell(
         self, sandbox: Sandbox, op: Op, link: Link
@@ -149,6 +152,7 @@ class Execution:
         op.spec = command.without_stdin(op.spec)
         path = self._outputs.input_path(sandbox.id, op.id)
         op.input = await asyncio.to_thread(SpooledInput.write, path, data)
+        await self._answers.keep_input(op, data)
 
     def _start(self, sandbox: Sandbox, op: Op, client: GuestClient) -> RunningOperation | None:
         """Starts it or attaches to it; None if the connection was lost meanwhile."""
@@ -199,7 +203,10 @@ class Execution:
         answer: RunResult | SkerryError,
         running: RunningOperation | None,
     ) -> RunResult | SkerryError:
-        """Records the answer and gives it to everyone who waits; returns it."""
+        """Records the answer; returns it.
+
+        Everyone who waits (`op.done`) has it now, or once it is as durable as the sandbox asks for.
+        """
         void = isinstance(answer, SkerryError) and not op.sent
         try:
             if sandbox.gone:
@@ -215,11 +222,28 @@ class Execution:
         else:
             if running is not None:
                 running.acknowledge()
+        op.kept_input.drop()
+        op.kept_output.drop()
         self._leave(sandbox, op)
         self.observe(op, answer)
+        if op.done.done():
+            return answer
+        if self._levels.at_once(sandbox.spec):
+            op.done.set_result(answer)
+        else:
+            self._tasks.spawn(self._tell_durable(sandbox, op, answer))
+        return answer
+
+    async def _tell_durable(
+        self, sandbox: Sandbox, op: Op, answer: RunResult | SkerryError
+    ) -> None:
+        """Gives the answer to everyone who waits once its record is durable; or why it is not."""
+        try:
+            await self._levels.reach(sandbox.spec)
+        except SkerryError as error:
+            answer = error
         if not op.done.done():
             op.done.set_result(answer)
-        return answer
 
     def _cut_readers(self, op: Op) -> None:
         self._timers.after(CUT_AFTER_S, op.sink.cut_slow_readers)

@@ -11,6 +11,7 @@ from skerry.guest.operation import RunningOperation
 from skerry.guest.output import SpoolSink
 from skerry.node.commands.inputs import Input
 from skerry.node.timers import Timer
+from skerry.node.trail.streams import Streams
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.trajectory.journal import Position
 
@@ -57,6 +58,8 @@ class Op:
         "id",
         "input",
         "input_lock",
+        "kept_input",
+        "kept_output",
         "on_cancel",
         "overdue",
         "raw",
@@ -95,6 +98,7 @@ class Op:
         self.running: RunningOperation | None = None
         self.overdue: Timer | None = None
         self.input: Input | None = None  # what came with it; None also before it was kept
+        self.kept_input, self.kept_output = Streams(), Streams()  # what is too long for a record
         self.input_lock = asyncio.Lock()  # one writer of further input at a time
         self.holder: Holder | None = None  # who has its terminal
         # Told of the first cancel. It knows nothing of the command: a circle would keep both.

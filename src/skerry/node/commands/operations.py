@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
-from skerry.errors import Conflict, NotFound, SkerryError
+from skerry.errors import Conflict, NotFound, SkerryError, StorageFailed
 from skerry.guest.api import Stream
 from skerry.node.commands import command
 from skerry.node.commands.answers import Answers
@@ -17,6 +18,7 @@ from skerry.node.commands.operation import Op, Past
 from skerry.node.commands.results import Answer, unwrap, wrap
 from skerry.node.commands.sessions import Sessions
 from skerry.node.commands.views import View
+from skerry.node.ledger import Did
 from skerry.node.life.link import Link
 from skerry.node.life.lives import Lives
 from skerry.node.life.sandbox import Sandbox
@@ -24,6 +26,8 @@ from skerry.node.parts import Parts
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.sandbox import State
 from skerry.wire.http import ErrorBody, OpStatus, StdinTaken
+
+log = logging.getLogger("skerry.node")
 
 
 class Operations:
@@ -42,6 +46,7 @@ class Operations:
         sessions: Sessions,
     ) -> None:
         self._clock = parts.clock
+        self._trail = parts.trail
         self._tasks = parts.tasks
         self._admission = parts.admission
         self._outputs = parts.outputs
@@ -148,6 +153,7 @@ class Operations:
             await self._lives.ensure_running(sandbox)  # what stands still would hear nothing
             running = await found.begun()
             if running is not None:
+                self._note(sandbox, "command.signal", {"command": op_id, "signal": number})
                 running.signal(number)
 
     async def resize(self, sandbox: Sandbox, op_id: str, size: Terminal) -> None:
@@ -186,7 +192,15 @@ class Operations:
         """Ends every process of the command; nothing if it has ended."""
         found = self._known(sandbox, op_id)
         if isinstance(found, Op):
+            try:
+                self._note(sandbox, "command.cancel", {"command": op_id})
+            except StorageFailed as error:  # what is to end does not wait for a disk
+                log.warning("the cancel of %s is not on record: %s", op_id, error)
             found.cancel()
+
+    def _note(self, sandbox: Sandbox, action: str, asked: dict[str, Any]) -> None:
+        now = self._clock.wall()
+        self._trail.note(sandbox, Did(action, asked, result={}, started=now, ended=now))
 
     def _known(self, sandbox: Sandbox, op_id: str) -> Op | Found:
         op = sandbox.ops.get(op_id)
@@ -232,6 +246,8 @@ class Operations:
         """Returns the answer of an operation when there is one."""
         if isinstance(found, Op):
             return wrap(await asyncio.shield(found.done))
+        if not self._trail.levels.at_once(sandbox.spec):
+            await self._trail.levels.reach(sandbox.spec)
         return self._answers.find(sandbox, found.id, found.past)
 
 

@@ -38,6 +38,7 @@ from skerry.node.life.sandbox import Sandbox
 from skerry.node.life.views import views_of
 from skerry.node.parts import Parts
 from skerry.node.stories import CommitStory
+from skerry.node.trail import commits as told
 from skerry.spec import ids
 from skerry.spec.layers import LayerManifest, commit_name
 from skerry.spec.residue import check_rules
@@ -94,6 +95,7 @@ class Commits:
         self._lives, self._chains = lives, chains
         self._clock, self._tasks, self._timers = parts.clock, parts.tasks, parts.timers
         self._ledger, self._images = parts.ledger, parts.images
+        self._trail = parts.trail
         self._backends, self._sandboxes = parts.backends, parts.sandboxes
         self._owners = parts.owners
         self._known: dict[str, Commit] = {}  # oldest first
@@ -185,7 +187,13 @@ class Commits:
                 raise
         commit = self._enter(commit_id, entry)
         self._tasks.spawn(self._carry_on(commit, view))
+        await self._told(sandbox, commit)
         return commit
+
+    async def _told(self, sandbox: Sandbox, commit: Commit) -> None:
+        """The sandbox's own record says so too; StorageFailed, and the commit is there all the same."""
+        self._trail.note(sandbox, told.acknowledged(commit.id, commit.entry))
+        await self._trail.levels.reach(sandbox.spec)
 
     def _entry(
         self, sandbox: Sandbox, body: CommitBody, view: View | None, began: float, frozen: float
@@ -233,6 +241,7 @@ class Commits:
         with contextlib.suppress(StorageFailed):  # a restarted node knows the layer, and not this
             self._record_end(commit)
         self._consider(commit)
+        await self._told(sandbox, commit)
         return commit
 
     # -- from there to the layer ------------------------------------------------------------------
@@ -314,9 +323,13 @@ class Commits:
             return
         error = commit.layer.exception()
         manifest = None if error is not None else commit.layer.result()
-        told = ErrorBody.of(error) if isinstance(error, SkerryError) else None
-        self._ledger.append(commit.id, ledger.Packed(commit.finished or 0.0, manifest, told))
+        fault = ErrorBody.of(error) if isinstance(error, SkerryError) else None
+        self._ledger.append(commit.id, ledger.Packed(commit.finished or 0.0, manifest, fault))
         commit.recorded = True
+        sandbox = self._sandboxes.find(commit.entry.sandbox)
+        if sandbox is not None:
+            ended = commit.finished or 0.0
+            self._trail.note(sandbox, told.packed(commit.id, commit.entry, manifest, fault, ended))
 
     def _viewer(self, commit: Commit) -> Viewer:
         name = commit.entry.backend

@@ -21,6 +21,7 @@ class Control:
     def __init__(self, parts: Parts, lives: Lives) -> None:
         self._clock = parts.clock
         self._ledger = parts.ledger
+        self._trail = parts.trail
         self._networks = parts.networks
         self._lives = lives
 
@@ -41,6 +42,7 @@ class Control:
             while sandbox.state in {State.PAUSING, State.RESUMING} and not sandbox.gone:
                 await sandbox.changed()
         if sandbox.state is State.PAUSED:
+            await self._trail.levels.reach(sandbox.spec)
             return
         self._check_live(sandbox)
         error, sandbox.pause_error = sandbox.pause_error, None
@@ -51,6 +53,7 @@ class Control:
         """Returns once it runs; raises why it cannot."""
         await self._lives.ensure_running(sandbox)
         sandbox.touch(self._clock.wall(), self._clock.monotonic())
+        await self._trail.levels.reach(sandbox.spec)
 
     async def stop(self, sandbox: Sandbox, reason: str = "a request asked for it") -> None:
         """Returns when nothing of its instance is left; its name and its results stay.
@@ -64,6 +67,7 @@ class Control:
             await self._lives.drive(sandbox, Event.STOP)
         while not sandbox.gone and sandbox.state not in ENDED:
             await sandbox.changed()
+        await self._trail.levels.reach(sandbox.spec)
 
     async def change(self, sandbox: Sandbox, change: SandboxChange) -> None:
         """Gives it other deadlines or labels, on record when this returns.
@@ -71,9 +75,13 @@ class Control:
         Raises InvalidRequest for a value out of bounds, why it ended if it has, StorageFailed.
         """
         await self._made(sandbox)
-        self._check_live(sandbox)
-        self._record(sandbox, change.apply(sandbox.spec, self._clock.monotonic() - sandbox.born))
-        self._lives.deadlines.arm_again(sandbox)
+        asked = msgspec.to_builtins(change)
+        async with self._trail.act(sandbox, "change", asked):
+            self._check_live(sandbox)
+            self._record(
+                sandbox, change.apply(sandbox.spec, self._clock.monotonic() - sandbox.born)
+            )
+            self._lives.deadlines.arm_again(sandbox)
 
     async def set_network(self, sandbox: Sandbox, entries: tuple[str, ...]) -> None:
         """Gives it another network policy, on record and in force when this returns.
@@ -83,7 +91,8 @@ class Control:
         """
         await self._networks.check(entries)
         await self._made(sandbox)
-        async with sandbox.network_turn:
+        asked = {"network": list(entries)}
+        async with sandbox.network_turn, self._trail.act(sandbox, "network", asked):
             link = await self._lives.ensure_running(sandbox)
             self._record(sandbox, msgspec.structs.replace(sandbox.spec, network=entries))
             await self._networks.change(sandbox, link, entries)

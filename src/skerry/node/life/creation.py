@@ -19,7 +19,7 @@ from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
 from skerry.spec import limits
 from skerry.spec.layers import ImageConfig, LayerManifest, MountMode, RootfsPlan
-from skerry.spec.sandbox import Durability, SandboxSpec, State
+from skerry.spec.sandbox import SandboxSpec, State
 
 if TYPE_CHECKING:
     from skerry.node.life.lives import Lives
@@ -60,6 +60,7 @@ class Creation:
         self._blobs = parts.blobs
         self._jobs = parts.jobs
         self._boot = proc.boot_id()
+        self._trail = parts.trail
 
     async def create(
         self,
@@ -82,6 +83,7 @@ class Creation:
         Overloaded, SandboxFailed, Unavailable; then nothing is left.
         """
         _check(spec)
+        self._trail.levels.check(spec)
         await self._networks.check(spec.network)
         self._uplinks.check(spec)
         if spec.key is not None and (known := await self._joined(spec, spec.key)) is not None:
@@ -127,6 +129,7 @@ class Creation:
                 await asyncio.shield(cleaning)
             raise
         self._created(sandbox)
+        await self._trail.levels.reach(spec)
         return sandbox
 
     def _asked(self, spec: SandboxSpec, *, owner: str | None, tenant: str) -> Sandbox:
@@ -265,8 +268,6 @@ def _check_wanted(sandbox: Sandbox) -> None:
 def _check(spec: SandboxSpec) -> None:
     """Raises InvalidRequest unless the whole spec can be carried out."""
     spec.check()
-    if spec.durability not in {None, Durability.PROCESS}:
-        raise InvalidRequest(f"durability: this node has no {spec.durability} records")
     for what, value in (("user", spec.user), ("workdir", spec.workdir)):
         if value is None:
             continue

@@ -25,6 +25,7 @@ class Forks:
 
     def __init__(self, parts: Parts, lives: Lives, batches: Batches) -> None:
         self._lives, self._batches = lives, batches
+        self._trail = parts.trail
         self._clock = parts.clock
         self._backends, self._sandboxes = parts.backends, parts.sandboxes
 
@@ -45,6 +46,15 @@ class Forks:
         meanwhile, or one could not be made) those that are go, and all are made anew: the members
         of a fork always begin with the same moment.
         """
+        asked = {"count": batch.body.count} | ({"key": key} if (key := batch.body.spec.key) else {})
+        async with self._trail.act(sandbox, "fork", asked) as act:
+            result = await self._members(sandbox, batch)
+            act.result = {
+                "sandboxes": [one.info.id for one in result.items if one.info is not None]
+            }
+            return result
+
+    async def _members(self, sandbox: Sandbox, batch: Batch) -> BatchResult:
         try:
             await self._batches.after_earlier(batch)
             found = self._batches.members(batch)

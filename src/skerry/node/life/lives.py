@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from skerry.backends.api import Pausable
 from skerry.errors import (
@@ -46,6 +47,7 @@ class Lives:
         self._sandboxes = parts.sandboxes
         self._admission = parts.admission
         self._ledger = parts.ledger
+        self._trail = parts.trail
         self.handles = Handles(parts.ledger)
         self._results = parts.results
         self._outputs = parts.outputs
@@ -218,15 +220,20 @@ class Lives:
         instance = sandbox.pausable
         if instance is None:
             raise Bug(f"{sandbox.id} cannot be paused, and was asked to")
+        began = self._clock.wall()
         if pausing:
             await self._hold(sandbox, held=True)
         try:
             if pausing:
                 sandbox.given = await instance.pause()
                 self._ledger.append(sandbox.id, ledger.Stood(True, sandbox.paused_by))
+                given = sandbox.given
+                freed = {} if given is None else {"freed_bytes": given.bytes}
+                self._note(sandbox, "pause", began, freed)
             else:
                 self._ledger.append(sandbox.id, ledger.Stood(False))
                 await instance.resume()
+                self._note(sandbox, "resume", began, {})
         except StorageFailed as error:
             log.warning("%s: not on record: %s", sandbox.id, error)
             return await self._run_on(sandbox, instance, error, pausing=pausing)
@@ -237,6 +244,10 @@ class Lives:
             await self._hold(sandbox, held=False)
             sandbox.touch(self._clock.wall(), self._clock.monotonic())
         return Event.PAUSED if pausing else Event.RESUMED
+
+    def _note(self, sandbox: Sandbox, action: str, began: float, result: dict[str, Any]) -> None:
+        done = ledger.Did(action, result=result, started=began, ended=self._clock.wall())
+        self._trail.note(sandbox, done)
 
     async def _run_on(
         self, sandbox: Sandbox, instance: Pausable, error: SkerryError, *, pausing: bool

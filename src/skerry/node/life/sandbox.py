@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from skerry.node.commands.operation import Op, Past
     from skerry.node.commands.session import Session
     from skerry.node.life.link import Link, Port
+    from skerry.trajectory.journal import Position
 
 HANDLES_BLOCK = 1024
 ENDED = frozenset({State.STOPPED, State.FAILED})
@@ -34,6 +35,13 @@ class Draining(NamedTuple):
     """A drain of the node: until when those that live may live, in wall time; None: no end."""
 
     deadline: float | None
+
+
+class Acting(NamedTuple):
+    """An operation under way that is no command: where its intent stands, and its end."""
+
+    chapter: str
+    ended: asyncio.Future[None]
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +83,9 @@ class Sandbox:
     gone: bool = False
     deleting: bool = False  # a delete was recorded in the journal
     ops: dict[str, Op | Past] = field(default_factory=dict)
+    acts: dict[str, Position] = field(default_factory=dict)  # on record, by operation id
+    chapter: str = ""  # of the journal, where something was done last
+    acting: dict[str, Acting] = field(default_factory=dict)  # under way
     answer_bytes: int = 0  # the sum of what the answers in `ops` take
     handle_next: int = 1
     handle_top: int = HANDLES_BLOCK
@@ -180,6 +191,12 @@ class Sandbox:
         """Returns the handles of what the agent must keep: commands under way, and sessions."""
         sessions = {session.handle for session in self.sessions.values()}
         return sessions.union(op.handle for op in self.under_way())
+
+    def forget_acts(self, chapter: str) -> None:
+        """A chapter of the journal is gone: the operations that are on record there, too."""
+        gone = [op for op, position in self.acts.items() if position.subject == chapter]
+        for op in gone:
+            del self.acts[op]
 
     def touch(self, wall: float, monotonic: float) -> None:
         """Counts as activity now."""

@@ -10,6 +10,7 @@ from skerry.spec.sandbox import SandboxSpec
 from skerry.wire.batch import BatchCreate, BatchDelete
 from skerry.wire.commits import ForkBody
 from skerry.wire.control import DrainBody, SandboxChange
+from skerry.wire.events import EventsBody
 from skerry.wire.files import FileOp
 from skerry.wire.http import (
     ClientEvent,
@@ -60,6 +61,7 @@ DRAIN: Body[DrainBody] = Body(DrainBody)
 SIGNAL: Body[SignalBody] = Body(SignalBody)
 SESSION: Body[StrictSession] = Body(StrictSession)
 TERMINAL: Body[Terminal] = Body(StrictTerminal)
+EVENTS: Body[EventsBody] = Body(EventsBody, 3 * MIB)
 FILE_OP: Body[FileOp] = Body(FileOp)
 JOB: Body[StrictJobSpec] = Body(StrictJobSpec)
 JOB_CHANGE: Body[JobChange] = Body(JobChange)

@@ -33,7 +33,7 @@ _length = struct.Struct("<I").pack
 
 async def read(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes/ID/files."""
-    exchange.allow("path", "user", "offset", "length", "tail", "sparse")
+    exchange.allow("path", "user", "offset", "length", "tail", "sparse", "op")
     sandbox = node.sandboxes.get(exchange.path("id"))
     offset = exchange.number("offset", 0, low=0, high=SIZE_MAX)
     length = exchange.number("length", -1, low=-1, high=SIZE_MAX)
@@ -46,19 +46,30 @@ async def read(node: Node, exchange: Exchange) -> None:
         length,
         tail=None if tail < 0 else tail,
         sparse=exchange.flag("sparse"),
+        op=exchange.param("op"),
     )
     await give(exchange, pieces, BYTES)
 
 
 async def write(node: Node, exchange: Exchange) -> None:
     """PUT /v1/sandboxes/ID/files."""
-    exchange.allow("path", "user", "mode", "parents", "append", "exclusive", "offset", "sparse")
+    exchange.allow(
+        "path", "user", "mode", "parents", "append", "exclusive", "offset", "sparse", "op"
+    )
     sandbox = node.sandboxes.get(exchange.path("id"))
     path, user = _path(exchange), exchange.param("user")
     parents = exchange.flag("parents")
     offset = exchange.number("offset", -1, low=0, high=SIZE_MAX)
     if offset >= 0:
-        info = await node.files.put(sandbox, path, user, exchange.chunks(), offset, parents=parents)
+        info = await node.files.put(
+            sandbox,
+            path,
+            user,
+            exchange.chunks(),
+            offset,
+            parents=parents,
+            op=exchange.param("op"),
+        )
     else:
         info = await node.files.write(
             sandbox,
@@ -70,38 +81,40 @@ async def write(node: Node, exchange: Exchange) -> None:
             append=exchange.flag("append"),
             exclusive=exchange.flag("exclusive"),
             sparse=exchange.flag("sparse"),
+            op=exchange.param("op"),
         )
-    await exchange.reply(info_to_wire(info))
+    await exchange.reply(info)
 
 
 async def apply(node: Node, exchange: Exchange) -> None:
     """POST /v1/sandboxes/ID/files/op."""
-    exchange.allow()
+    exchange.allow("op")
     sandbox = node.sandboxes.get(exchange.path("id"))
-    infos = await node.files.apply(sandbox, await exchange.body(FILE_OP))
-    await exchange.reply([info_to_wire(info) for info in infos])
+    what = await exchange.body(FILE_OP)
+    await exchange.reply(await node.files.apply(sandbox, what, op=exchange.param("op")))
 
 
 async def tree_get(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes/ID/tree."""
-    exchange.allow("path", "user")
+    exchange.allow("path", "user", "op")
     sandbox = node.sandboxes.get(exchange.path("id"))
-    pieces = node.files.tree_get(sandbox, _path(exchange), exchange.param("user"))
+    user, op = exchange.param("user"), exchange.param("op")
+    pieces = node.files.tree_get(sandbox, _path(exchange), user, op=op)
     await give(exchange, pieces, TAR)
 
 
 async def tree_put(node: Node, exchange: Exchange) -> None:
     """PUT /v1/sandboxes/ID/tree."""
-    exchange.allow("path", "user")
+    exchange.allow("path", "user", "op")
     sandbox = node.sandboxes.get(exchange.path("id"))
-    user = exchange.param("user")
-    await node.files.tree_put(sandbox, _path(exchange), user, exchange.chunks())
-    await exchange.reply({})
+    user, op = exchange.param("user"), exchange.param("op")
+    done = await node.files.tree_put(sandbox, _path(exchange), user, exchange.chunks(), op=op)
+    await exchange.reply(done)
 
 
 async def walk(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes/ID/files/walk."""
-    exchange.allow("path", "user", "depth", "types", "glob")
+    exchange.allow("path", "user", "depth", "types", "glob", "op")
     sandbox = node.sandboxes.get(exchange.path("id"))
     depth = exchange.number("depth", -1, low=1, high=1 << 20)
     found = node.files.walk(
@@ -111,6 +124,7 @@ async def walk(node: Node, exchange: Exchange) -> None:
         depth=None if depth < 0 else depth,
         types=exchange.param("types") or "",
         glob=exchange.name_param("glob") or "",
+        op=exchange.param("op"),
     )
 
     async def events() -> AsyncIterator[bytes]:
@@ -142,26 +156,29 @@ async def watch(node: Node, exchange: Exchange) -> None:
 
 async def usage(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes/ID/files/usage."""
-    exchange.allow("path", "user")
+    exchange.allow("path", "user", "op")
     sandbox = node.sandboxes.get(exchange.path("id"))
-    found = node.files.usage(sandbox, _path(exchange), exchange.param("user"))
+    user, op = exchange.param("user"), exchange.param("op")
+    found = node.files.usage(sandbox, _path(exchange), user, op=op)
     await exchange.reply(await exchange.while_there(found))
 
 
 async def diff(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes/ID/diff."""
-    exchange.allow()
-    body = await node.disk.diff(node.sandboxes.get(exchange.path("id")))
+    exchange.allow("op")
+    sandbox = node.sandboxes.get(exchange.path("id"))
+    body = await node.files.diff(sandbox, op=exchange.param("op"))
     changes = tuple(_printable_change(change) for change in body.changes)
     await exchange.reply(msgspec.structs.replace(body, changes=changes))
 
 
 async def diff_tar(node: Node, exchange: Exchange) -> None:
     """GET /v1/sandboxes/ID/diff/tar."""
-    exchange.allow("under")
+    exchange.allow("under", "op")
     sandbox = node.sandboxes.get(exchange.path("id"))
     under = exchange.name_param("under") or "/"
-    await give(exchange, node.disk.diff_tar(sandbox, under), TAR)
+    pieces = node.files.diff_tar(sandbox, under, op=exchange.param("op"))
+    await give(exchange, pieces, TAR)
 
 
 async def commit(node: Node, exchange: Exchange) -> None:

@@ -1,0 +1,333 @@
+"""What is done to sandboxes beside commands: on record before it acts, and before it is answered.
+
+    async with trail.act(sandbox, "file.mkdir", {"path": "/srv"}, op=op) as act:
+        if act.known is not None:
+            return act.known            # a repeat: nothing is done
+        act.result = {"entries": [...]}
+
+What changes something has an intent (`Doing`) on record before the block runs. What comes of the block
+(`act.result`, or the error that leaves it) is on record, as durable as the sandbox asks for, when the
+block is left; an error of the record itself is raised in place of the result.
+
+An operation id runs once: a repeat waits for the one that runs, and gets what is on record if it asks
+for the same, else Conflict. One that was under way when the node was killed is OutcomeUnknown. What is
+remembered of a sandbox is bounded by the chapters of its journal: the oldest are forgotten first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+
+from skerry.errors import (
+    Bug,
+    Conflict,
+    OutcomeUnknown,
+    SkerryError,
+    StorageFailed,
+    Unavailable,
+)
+from skerry.node import ledger
+from skerry.node.clock import Clock
+from skerry.node.commands.operation import Past
+from skerry.node.ledger import Ledger
+from skerry.node.life.sandbox import Acting, Sandbox
+from skerry.node.trail.intake import Intake
+from skerry.node.trail.levels import Levels
+from skerry.spec import ids
+from skerry.spec.limits import PATH_BYTES_MAX
+from skerry.spec.sandbox import State
+from skerry.trajectory.contents import Contents
+from skerry.trajectory.journal import Position
+from skerry.wire.http import ErrorBody
+
+log = logging.getLogger("skerry.node")
+
+ACTS_MAX: Final = 65_536  # operation ids of one sandbox that are remembered
+CLOSED_MAX: Final = 4  # chapters that hold nothing but such ids
+
+_encode = msgspec.msgpack.Encoder(order="sorted").encode
+
+
+class Act:
+    """One operation between its intent and its record."""
+
+    def __init__(self, trail: Trail, action: str, request: dict[str, Any], op: bytes) -> None:
+        self.action, self.request, self.op = action, request, op
+        self.result: dict[str, Any] = {}
+        self.usage: dict[str, Any] = {}
+        self.known: dict[str, Any] | None = None  # what is on record of an earlier one
+        self.whole = False  # if the client breaks it off, nothing was changed
+        self.started = trail.now()
+        self._trail = trail
+        self._intakes: list[Intake] = []
+
+    def intake(self) -> Intake:
+        """Returns what takes a content of this operation; it is closed with the block."""
+        self._intakes.append(Intake(self._trail.contents))
+        return self._intakes[-1]
+
+    async def keep(self, data: bytes) -> Any:
+        """Returns a content that is in memory, as it stands in a record; StorageFailed."""
+        intake = self.intake()
+        await intake.add(data)
+        return await intake.end()
+
+    async def close(self) -> None:
+        """Lets go of its contents."""
+        for intake in self._intakes:
+            await intake.close()
+
+
+class Trail:
+    """Writes `Doing` and `Did`."""
+
+    # Which segment a record stands in is asked of `mark` after it was written.
+    def __init__(
+        self,
+        records: Ledger,
+        contents: Contents,
+        levels: Levels,
+        mark: Callable[[], int],
+        clock: Clock,
+    ) -> None:
+        self.contents, self.levels = contents, levels
+        self._ledger, self._mark, self._clock = records, mark, clock
+
+    def now(self) -> float:
+        """Returns the time."""
+        return self._clock.wall()
+
+    @asynccontextmanager
+    async def act(
+        self,
+        sandbox: Sandbox,
+        action: str,
+        request: dict[str, Any],
+        *,
+        op: str | None = None,
+        changes: bool = False,
+    ) -> AsyncIterator[Act]:
+        """One operation; the module says what holds. Raises InvalidRequest for an op that is none.
+
+        Without `changes` an operation id only names it: it is done again each time.
+        """
+        await _made(sandbox)
+        raw = bytes.fromhex(ids.check_op_id(op)) if op is not None else b""
+        if changes and not raw:
+            raw = secrets.token_bytes(16)
+        act = Act(self, action, request, raw)
+        if changes and op is not None:
+            act.known = await self._known(sandbox, op, act)
+        if act.known is not None:
+            try:
+                yield act
+                await self._compare(sandbox, act)
+                await self.levels.reach(sandbox.spec)
+            finally:
+                await act.close()
+            return
+        running = self._begin(sandbox, act) if changes else None
+        try:
+            async with self._ending(sandbox, act):
+                yield act
+            if not self.levels.at_once(sandbox.spec):
+                await self.levels.reach(sandbox.spec)
+        finally:
+            if running is not None:
+                sandbox.acting.pop(act.op.hex(), None)
+                running.set_result(None)
+            await act.close()
+
+    @asynccontextmanager
+    async def _ending(self, sandbox: Sandbox, act: Act) -> AsyncIterator[None]:
+        """Records what comes of the block."""
+        try:
+            yield
+        except SkerryError as error:
+            self._end(sandbox, act, error)
+            raise
+        except Exception:
+            if act.whole:
+                text = "the client left before all had come: nothing was changed"
+                self._end(sandbox, act, Unavailable(text), remember=False)
+            else:
+                self._end(sandbox, act, OutcomeUnknown("it was broken off"))
+            raise
+        except BaseException:
+            text = "the client left, or the node ended, before the end"
+            self._end(sandbox, act, OutcomeUnknown(text))
+            raise
+        self._end(sandbox, act, None)
+
+    def mention(self, *values: Any) -> None:
+        """The record that was just written names the contents in these values."""
+        number = self._mark()
+        for value in values:
+            self.contents.mention(number, value)
+
+    def note(self, sandbox: Sandbox, did: ledger.Did, *, remember: bool = True) -> None:
+        """Records something that was done; nothing of a sandbox that is gone. StorageFailed."""
+        if sandbox.gone:
+            return
+        position = self._ledger.append(sandbox.id, did)
+        self.mention(did.request, did.result)
+        if did.op and remember:
+            sandbox.acts[did.op.hex()] = position
+            if len(sandbox.acts) > ACTS_MAX:
+                del sandbox.acts[next(iter(sandbox.acts))]
+        self._turned(sandbox, position.subject)
+
+    async def posted(
+        self, sandbox: Sandbox, dids: Sequence[ledger.Did], *, op: str | None = None
+    ) -> int:
+        """Records what others say was done, all of it or none; returns the seq of the last record.
+
+        With an operation id they are recorded once; a repeat is compared by its last one. Raises
+        InvalidRequest, Conflict, StorageFailed, and why the sandbox is gone.
+        """
+        await _made(sandbox)
+        known = None if op is None else sandbox.acts.get(ids.check_op_id(op))
+        if op is not None:
+            dids = (*dids[:-1], msgspec.structs.replace(dids[-1], op=bytes.fromhex(op)))
+            if known is not None and not _is_same(self._did(known), dids[-1]):
+                raise Conflict(f"operation {op} is another one")
+        position = known or self._ledger.append_all(sandbox.id, dids)
+        if op is not None:
+            sandbox.acts[op] = position
+        self._turned(sandbox, position.subject)
+        await self.levels.reach(sandbox.spec)
+        return position.seq
+
+    # --- inner parts ---
+
+    async def _known(self, sandbox: Sandbox, op: str, act: Act) -> dict[str, Any] | None:
+        """Returns the result that is on record; raises the error that is; None if it is to be done."""
+        while (running := sandbox.acting.get(op)) is not None:
+            await asyncio.shield(running.ended)
+        if op in sandbox.ops:
+            raise Conflict(f"operation {op} is a command")
+        position = sandbox.acts.get(op)
+        if position is None:
+            return None
+        did = self._did(position)
+        if did.action != act.action:
+            raise Conflict(f"operation {op} is another one: {did.action}")
+        if did.error is not None:
+            if _digest(_plain(did.request)) != _digest(_plain(did.request | act.request)):
+                raise Conflict(f"operation {op} asks for something else")
+            raise did.error.to_error()
+        return did.result if did.result is not None else {}
+
+    async def _compare(self, sandbox: Sandbox, act: Act) -> None:
+        """Raises Conflict unless a repeat asks for what is on record, contents and all."""
+        did = self._did(sandbox.acts[act.op.hex()])
+        if _digest(_plain(did.request)) != _digest(_plain(act.request)):
+            raise Conflict(f"operation {act.op.hex()} asks for something else")
+
+    def _did(self, position: Position) -> ledger.Did:
+        entry = self._ledger.read(position)
+        if not isinstance(entry, ledger.Did):
+            raise Bug(f"record {position} is not the end of an operation")
+        return entry
+
+    def _begin(self, sandbox: Sandbox, act: Act) -> asyncio.Future[None]:
+        """Records the intent."""
+        doing = ledger.Doing(act.op, act.action, act.request, act.started)
+        chapter = self._ledger.append(sandbox.id, doing).subject
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        sandbox.acting[act.op.hex()] = Acting(chapter, ended)
+        return ended
+
+    def _end(
+        self, sandbox: Sandbox, act: Act, error: SkerryError | None, *, remember: bool = True
+    ) -> None:
+        """Records what came of it; StorageFailed unless it is an error that could not be recorded."""
+        did = ledger.Did(
+            act.action,
+            act.request,
+            act.op,
+            result=act.result if error is None else None,
+            error=None if error is None else ErrorBody.of(error),
+            started=act.started,
+            ended=self.now(),
+            usage=act.usage,
+        )
+        try:
+            self.note(sandbox, did, remember=remember)
+        except StorageFailed:
+            if error is None:
+                raise  # nobody may hear what is not recorded
+
+    def _turned(self, sandbox: Sandbox, chapter: str) -> None:
+        """Lets go of the oldest chapters when another one was begun."""
+        if chapter == sandbox.chapter:
+            return
+        sandbox.chapter = chapter
+        pinned = {sandbox.id, *(acting.chapter for acting in sandbox.acting.values())}
+        for op in sandbox.ops.values():
+            pinned.add(op.asked)
+            if isinstance(op, Past):
+                pinned.add(op.position.subject)
+        for closed in self._ledger.closed(sandbox.id)[:-CLOSED_MAX]:
+            if closed in pinned:
+                continue
+            try:
+                self._ledger.let_go(sandbox.id, closed)
+            except StorageFailed as error:  # what was done is on record all the same
+                log.warning("the journal keeps more of %s for now: %s", sandbox.id, error)
+                return
+            sandbox.forget_acts(closed)
+
+
+async def _made(sandbox: Sandbox) -> None:
+    """Waits until it is made: what is done to it comes after its beginning, on record too."""
+    while sandbox.state is State.CREATING and not sandbox.gone:
+        await sandbox.changed()
+    if sandbox.gone:
+        raise sandbox.ended()
+
+
+def _is_same(known: ledger.Did, asked: ledger.Did) -> bool:
+    def told(did: ledger.Did) -> bytes:
+        return _digest((did.action, did.request, did.result, did.error))
+
+    return told(known) == told(asked)
+
+
+def named(path: str) -> str | bytes:
+    """Returns a name of a file as it stands in a record: its bytes if they are no UTF-8.
+
+    One that is longer than a name may be is refused by what acts; of it, the beginning stands.
+    """
+    raw = os.fsencode(path)[:PATH_BYTES_MAX]
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def _plain(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a request with its contents by digest, however they were kept."""
+    return {name: _by_digest(value) for name, value in request.items()}
+
+
+def _by_digest(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return [hashlib.sha256(value).hexdigest(), len(value)]
+    if isinstance(value, dict):
+        digest = value.get("blob") or value.get("sha256")
+        return [digest, value.get("bytes")] if digest else _plain(value)
+    return value
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(_encode(value), digest_size=16).digest()

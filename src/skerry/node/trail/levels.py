@@ -1,0 +1,214 @@
+"""How durable a record is before its answer leaves (decision 12), and what that costs whom.
+
+| level | the record survives | how |
+|---|---|---|
+| process | kill -9 of the node | one write() before the answer; nobody waits |
+| local | loss of the host's power | fdatasync in a thread of its own |
+| shared | loss of the host | its bytes are put into the layer store |
+
+A commit is for a group: one is in flight, and the next takes everything that was recorded meanwhile.
+What waits here is an answer, never the loop. A record that cannot be made durable is StorageFailed to
+whoever waits for it; it stays where it is, and a repeat of the operation asks for it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from skerry.errors import Bug, InvalidRequest, SkerryError, StorageFailed
+from skerry.images.objects.patience import patient_at_most
+from skerry.node.tasks import Tasks
+from skerry.spec.sandbox import Durability, SandboxSpec
+from skerry.trajectory.contents import Contents
+from skerry.trajectory.journal import Journal
+from skerry.trajectory.segment import HEADER_BYTES
+from skerry.trajectory.shipping import Shipper
+
+WITHIN_S: Final = 30.0  # a disk or store that takes longer is taken for one that is away
+_PATIENCE_S: Final = 20.0
+
+log = logging.getLogger("skerry.node")
+
+Work = Callable[[], None]
+
+
+class Group:
+    """One commit in flight, and those who wait for the next."""
+
+    def __init__(self, begin: Callable[[], tuple[Work, Work]], name: str, tasks: Tasks) -> None:
+        """`begin` returns the work that covers all that is recorded, and what to do after it."""
+        self._begin, self._tasks = begin, tasks
+        self._thread = ThreadPoolExecutor(1, name)
+        self._waiting: list[asyncio.Future[None]] = []
+        self._running = False
+        self.commits = 0
+        self.failures = 0
+
+    async def reached(self) -> None:
+        """Returns when everything that is recorded now is durable; StorageFailed."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
+        if not self._running:
+            self._running = True
+            self._tasks.spawn(self._work())
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                await done
+        except TimeoutError:
+            raise StorageFailed(
+                f"the operation is done and recorded, but its record is not durable after "
+                f"{WITHIN_S:g} s: ask again with the same operation id"
+            ) from None
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                error = await self._commit(loop)
+                for done in waiting:
+                    if done.done():
+                        continue
+                    if error is None:
+                        done.set_result(None)
+                    else:
+                        done.set_exception(error)
+        finally:
+            self._running = False
+
+    async def _commit(self, loop: asyncio.AbstractEventLoop) -> SkerryError | None:
+        """Does one; returns why it failed."""
+        try:
+            work, after = self._begin()
+            with patient_at_most(_PATIENCE_S):
+                context = contextvars.copy_context()
+            await loop.run_in_executor(self._thread, context.run, work)
+            after()
+        except SkerryError as error:
+            self.failures += 1
+            return error
+        except Exception as error:  # nobody may wait for ever
+            log.exception("a record cannot be made durable")
+            self.failures += 1
+            return Bug(f"a record cannot be made durable: {type(error).__name__}: {error}")
+        self.commits += 1
+        return None
+
+    def close(self) -> None:
+        """Ends the thread; what it does now it may finish."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class Levels:
+    """Waits for what a sandbox's durability asks for."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        contents: Contents,
+        shipper: Shipper | None,
+        default: Durability,
+        tasks: Tasks,
+    ) -> None:
+        self._journal, self._contents, self._shipper = journal, contents, shipper
+        self._default = default
+        self._local = Group(self._begin_local, "record-sync", tasks)
+        self._shared = Group(self._begin_shared, "record-put", tasks)
+        self._unsynced, self._unshared = contents.feed(), contents.feed()
+        self._sent: dict[int, int] = {}  # of each segment that is not shipped: bytes in the store
+        self.tails = 0  # of the segment that is open
+
+    def check(self, spec: SandboxSpec) -> None:
+        """Raises InvalidRequest if this node cannot keep what the spec asks for."""
+        if self.of(spec) is Durability.SHARED and self._shipper is None:
+            raise InvalidRequest(
+                "durability: shared needs a node that ships its trajectories (trajectory.ship)"
+            )
+
+    def of(self, spec: SandboxSpec) -> Durability:
+        """Returns the level of a sandbox."""
+        return spec.durability or self._default
+
+    def at_once(self, spec: SandboxSpec) -> bool:
+        """Whether nobody has to wait: a record that is written is durable enough."""
+        return self.of(spec) is Durability.PROCESS
+
+    async def reach(self, spec: SandboxSpec) -> None:
+        """Returns when all that is recorded is as durable as the sandbox asks for; StorageFailed."""
+        level = self.of(spec)
+        if level is Durability.LOCAL:
+            await self._local.reached()
+        elif level is Durability.SHARED:
+            await self._shared.reached()
+
+    def gauges(self) -> dict[str, float]:
+        """Returns plain counts by name."""
+        return {
+            "trajectory_local_commits_total": self._local.commits,
+            "trajectory_shared_commits_total": self._shared.commits,
+            "trajectory_commit_failures_total": self._local.failures + self._shared.failures,
+        }
+
+    def shipped(self, number: int) -> None:
+        """Segments up to this one are whole in the store."""
+        self._sent = {one: end for one, end in self._sent.items() if one > number}
+
+    def rolled(self) -> None:
+        """Another segment is open."""
+        self.tails = 0
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._local.close()
+        self._shared.close()
+
+    def _begin_local(self) -> tuple[Work, Work]:
+        pending = self._journal.pending()
+        blobs = list(self._unsynced)
+        self._unsynced.clear()
+
+        def work() -> None:
+            try:
+                self._contents.sync(blobs)  # first: a record on the disk names only what is there
+            except StorageFailed:
+                self._unsynced.update(dict.fromkeys(blobs))
+                pending.drop()
+                raise
+            pending.carry_out()
+
+        return work, _nothing
+
+    def _begin_shared(self) -> tuple[Work, Work]:
+        shipper = self._shipper
+        if shipper is None:
+            raise Bug("a sandbox is shared on a node without a store")
+        parts = [
+            (number, self._sent.get(number, 0), end)
+            for number, end in (*self._journal.sealed(), self._journal.mark())
+            if number > shipper.through and end > max(self._sent.get(number, 0), HEADER_BYTES)
+        ]
+        blobs = list(self._unshared)
+        self._unshared.clear()
+
+        def work() -> None:
+            try:
+                for number, start, end in parts:
+                    shipper.ship_tail(number, start, end, blobs)
+            except StorageFailed:
+                self._unshared.update(dict.fromkeys(blobs))
+                raise
+
+        def after() -> None:
+            self.tails += 1
+            self._sent.update((number, end) for number, _, end in parts)
+
+        return work, after
+
+
+def _nothing() -> None:
+    """There is nothing to do."""
