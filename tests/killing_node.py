@@ -3,7 +3,8 @@
     python tests/killing_node.py ORDER node ...          (then as `skerry node ...`)
 
 ORDER is a file that a test writes: `WHAT WHEN VICTIM`. WHAT is `append:KIND` (a record of the
-journal) or `ask:NAME` (a request to the launcher), `WHAT/2` the second one from the order on; WHEN is
+journal), `ask:NAME` (a request to the launcher) or `put:KIND` (an object of a trajectory in the layer
+store: seg, idx, blob or tail), `WHAT/2` the second one from the order on; WHEN is
 before, sent or after, VICTIM is node, launcher or both. The order is taken (the file removed) before
 anything dies, so it happens once.
 """
@@ -18,8 +19,10 @@ from pathlib import Path
 
 from skerry.backends.shared import launcher, launcher_process
 from skerry.cli.main import main
+from skerry.images.objects import directory
 from skerry.trajectory import journal
 
+PLACE = "trajectories/"
 order = Path(sys.argv.pop(1))
 launcher_pid = [0]
 seen = [0]  # how often the point of the order was passed
@@ -44,6 +47,20 @@ def point(what: str, when: str) -> None:
             os.kill(launcher_pid[0], signal.SIGKILL)
     if victim in ("node", "both"):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def putting(real):
+    """Puts points around a way to store objects."""
+
+    def put_at(self, key, *arguments, **more):
+        kind = key.rpartition(".")[2].partition("/")[0] if "." in key else key.split("/")[1]
+        what = f"put:{'blob' if kind == 'blobs' else kind}" if key.startswith(PLACE) else ""
+        point(what, "before")
+        done = real(self, key, *arguments, **more)
+        point(what, "after")
+        return done
+
+    return put_at
 
 
 def patch() -> None:
@@ -75,6 +92,9 @@ def patch() -> None:
         launcher_pid[0] = self.pid
 
     journal.Journal.append = append_at
+    for name in ("put_file", "put_bytes"):
+        real = getattr(directory.DirectoryObjects, name)
+        setattr(directory.DirectoryObjects, name, putting(real))
     launcher.Launcher.ask = ask_at
     launcher.Launcher._send = send_at
     launcher_process.LauncherProcess._attach = attach_at

@@ -43,7 +43,7 @@ from skerry.node.parts import Parts
 from skerry.node.scrubber import Scrubber
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
-from skerry.node.trail.records import open_records
+from skerry.node.trail.records import Records, open_records
 from skerry.node.trajectories import Trajectories, breathe
 from skerry.node.workers.uplinks import Uplinks
 from skerry.node.workers.workers import Workers
@@ -84,9 +84,7 @@ def build_node(
             kept = library = _library(config, identity.name)
         tasks = Tasks()
         store = (lambda: shared) if shared is not None else _objects(kept)
-        records = open_records(
-            config.state_dir, config.trajectory, clock, tasks, node=identity.name, store=store
-        )
+        records = _records(config, identity.name, clock, tasks, store)
     except BaseException:
         identity.release()
         raise
@@ -109,13 +107,7 @@ def build_node(
             uplinks=_uplinks(config, clock, tasks),
             outputs=Outputs(os.path.join(config.state_dir, "spool")),
             results=Results(limits.results_memory_bytes_max),
-            admission=_admission(
-                config,
-                clock,
-                timers,
-                host or Host(config.state_dir, lambda: _daemons(found)),
-                loop_watch,
-            ),
+            admission=_admission(config, clock, timers, host or _host(config, found), loop_watch),
             loop_watch=loop_watch,
             sandboxes=sandboxes,
             owners=_owners(config, timers),
@@ -135,6 +127,21 @@ def build_node(
 def _owners(config: NodeConfig, timers: Timers) -> Owners:
     most = config.limits.owners_max
     return Owners(timers, lease_s=config.lease_s, owners_max=most, required=config.embedded)
+
+
+def _host(config: NodeConfig, backends: Mapping[str, Backend]) -> Host:
+    return Host(config.state_dir, lambda: _daemons(backends))
+
+
+def _records(
+    config: NodeConfig,
+    name: str,
+    clock: Clock,
+    tasks: Tasks,
+    store: Callable[[], Store] | None,
+) -> Records:
+    options = config.trajectory
+    return open_records(config.state_dir, options, clock, tasks, node=name, store=store)
 
 
 def _directories(config: NodeConfig) -> None:

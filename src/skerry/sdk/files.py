@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -28,6 +29,7 @@ from skerry.sdk.typed import wrong_type
 from skerry.spec.files import FileInfo, FileType, TreeUsage, WatchEvent
 from skerry.wire.files import file_op, info_from_wire
 
+LOOKS = frozenset({"stat", "exists", "list"})
 Entries = list[FileInfo]  # inside the class, `list` is the method
 
 
@@ -307,5 +309,9 @@ class AsyncFiles(FileContents):
             body = file_op(op, path, to, **given)
         except msgspec.ValidationError as error:
             raise wrong_type(error) from None
-        found = await self._transport.call("POST", f"{self._root}/files/op", Entries, body=body)
+        # With an id it happens once, also if the answer is lost and it is asked for again.
+        once = {} if op in LOOKS else {"op": secrets.token_hex(16)}
+        found = await self._transport.call(
+            "POST", f"{self._root}/files/op", Entries, body=body, params=once, repeatable=True
+        )
         return [info_from_wire(info) for info in found]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -26,6 +27,7 @@ from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
 from skerry.spec.sandbox import SandboxInfo, State, Usage
 from skerry.wire.commits import ForkBody
 from skerry.wire.control import SandboxChange
+from skerry.wire.events import EventsBody, EventsTaken, PostedEvent
 from skerry.wire.http import (
     OpStatus,
     SignalBody,
@@ -99,6 +101,37 @@ class AsyncSandbox(SandboxDisk, SandboxNetwork):
         """
         change = typed(SandboxChange(ttl_s=ttl, idle_timeout_s=idle_timeout, labels=labels or {}))
         return await self._transport.call("PATCH", self._root, SandboxInfo, body=change)
+
+    async def record(
+        self,
+        action: str,
+        *,
+        request: dict[str, Any] | None = None,
+        result: dict[str, Any] | None = None,
+        started: float | None = None,
+        usage: dict[str, Any] | None = None,
+    ) -> int:
+        """Adds to its record, once: a "verdict", or "harness.NAME"; values are what JSON can hold.
+
+        Returns the number of the record. Raises InvalidRequest, StorageFailed.
+        """
+        event = PostedEvent(
+            action=action,
+            request=request or {},
+            result=result,
+            started=started,
+            usage=usage or {},
+        )
+        once = {"op": secrets.token_hex(16)}
+        taken = await self._transport.call(
+            "POST",
+            f"{self._root}/events",
+            EventsTaken,
+            body=EventsBody((typed(event).check(),)),
+            params=once,
+            repeatable=True,
+        )
+        return taken.seq
 
     async def wait(self, state: State = State.STOPPED, *, timeout: float = 3600.0) -> SandboxInfo:  # noqa: ASYNC109
         """Returns when it is in the state, or has ended; InvalidRequest if the time passes first."""

@@ -787,6 +787,23 @@ class Sandbox:
             self._inner.update(ttl=ttl, idle_timeout=idle_timeout, labels=labels)
         )
 
+    def record(
+        self,
+        action: str,
+        *,
+        request: dict[str, Any] | None = None,
+        result: dict[str, Any] | None = None,
+        started: float | None = None,
+        usage: dict[str, Any] | None = None,
+    ) -> int:
+        """Adds to its record, once: a "verdict", or "harness.NAME"; values are what JSON can hold.
+
+        Returns the number of the record. Raises InvalidRequest, StorageFailed.
+        """
+        return self._portal.call(
+            self._inner.record(action, request=request, result=result, started=started, usage=usage)
+        )
+
     def wait(self, state: State = State.STOPPED, *, timeout: float = 3600.0) -> SandboxInfo:
         """Returns when it is in the state, or has ended; InvalidRequest if the time passes first."""
         return self._portal.call(self._inner.wait(state, timeout=timeout))
