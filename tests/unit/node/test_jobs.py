@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from node_stand import FREE, ManualClock, nothing_left, settle
 
@@ -11,6 +13,7 @@ from skerry.node.node import Node
 from skerry.spec.command import CommandSpec
 from skerry.spec.job import JobSpec, JobState, OnLost, Resume
 from skerry.spec.sandbox import SandboxSpec, State
+from skerry.testing.fake import FakeBackend, FakeInstance
 from skerry.wire.jobs import JobChange
 
 IN_JOB = SandboxSpec(job="train")
@@ -176,6 +179,28 @@ async def test_return_resumes_what_the_loss_has_paused_and_nothing_else(
         assert (idle.state, idle.paused_by) == (State.RUNNING, "")
 
 
+async def test_return_in_the_middle_of_the_pause_overtakes_it(stand, manual, monkeypatch) -> None:
+    gate = asyncio.Event()
+    before = FakeInstance.pause
+
+    async def pause(self):
+        await gate.wait()
+        return await before(self)
+
+    monkeypatch.setattr(FakeInstance, "pause", pause)
+    async with stand.alive() as node:
+        job = make(node, lease_s=5, grace_s=5, resume=Resume.ALL)
+        made = [await node.lives.create(IN_JOB) for _ in range(40)]
+        await manual.advance(10.5)
+        assert job.move is not None
+        node.keeping.heartbeat(job)
+        gate.set()
+        await settle(200)
+        assert job.state is JobState.ACTIVE
+        assert {one.state for one in made} == {State.RUNNING}
+        assert job.move is None
+
+
 async def test_return_within_the_grace_changes_nothing(stand, manual) -> None:
     async with stand.alive() as node:
         job = make(node, lease_s=5, grace_s=5)
@@ -283,6 +308,25 @@ async def test_restart_gives_the_lease_its_full_term_and_forgets_nothing(stand, 
         node.keeping.heartbeat(job)
         await (await node.keeping.resume(job)).until_over()
         assert node.sandboxes.get(ours.id).state is State.RUNNING
+
+
+async def test_lease_begins_when_a_long_recovery_has_ended(stand, manual, monkeypatch) -> None:
+    async with stand.alive() as node:
+        make(node, lease_s=60, grace_s=0)
+        await node.lives.create(IN_JOB)
+    before = FakeBackend.recover
+
+    async def recover(self, record):
+        await manual.advance(100)  # nobody is served meanwhile
+        return await before(self, record)
+
+    monkeypatch.setattr(FakeBackend, "recover", recover)
+    async with stand.alive() as node:
+        job = node.jobs.get("train")
+        await manual.advance(59)
+        assert job.lost_since is None
+        await manual.advance(2)
+        assert job.lost_since is not None
 
 
 async def test_end_that_a_restart_cut_short_is_finished(stand, manual) -> None:

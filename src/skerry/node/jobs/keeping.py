@@ -241,13 +241,15 @@ class Keeping:
                 self._hold_creates(job)
 
     def go_on(self, stories: dict[str, JobStory]) -> None:
-        """Goes on with ends and pauses that were under way."""
+        """Goes on with ends and pauses that were under way; leases begin now that all is back."""
         for job in self._jobs:
             story = stories.get(job.id)
             if job.ended:
                 reason = job.reason or "it ended"
                 self._tasks.spawn(self.end(job, reason, delete=job.deleting))
-            elif job.paused_by is not None and story and story.stood and story.stood.moving:
+                continue
+            self._jobs.renew(job)
+            if job.paused_by is not None and story and story.stood and story.stood.moving:
                 found = to_pause(job)
                 self._start(job, Move(found, pausing=True, by=job.paused_by))
 
