@@ -28,7 +28,11 @@ the cold start as a stack that all of a team share, and a layer of its own: the 
 gigabytes, too. Every sandbox runs a test module, or uses its package (`layers_images.py`). From just
 before the first is asked for until the last result. The peer fetches and unpacks each layer once a
 node, 4 at a time. Both run at most 16 at once.
-- `burst_speedup_vs_eager`, `burst_write_ratio`, `burst_fetched_ratio`.
+- `burst_speedup_vs_eager`, `burst_write_ratio`, `burst_fetched_ratio`. `_prefetch`: with the profiles
+  that a first run of each image left, on a node that has nothing else.
+- The floor of `burst_s`: the same burst again on that node, which has all of it. The peer's time by it
+  is the most that `burst_speedup_vs_eager` can come to.
+- `burst_busy_share`: of the processors, by whomever. At 1 the jobs themselves are the time.
 
 Composition (`compose_*`): 16 sandboxes (8 with --quick) at once, each the base with a workspace
 (scikit-learn and what it needs) and a toolkit (two type checkers, one on its own Node.js, a linter, a

@@ -8,9 +8,10 @@ import operator
 import shutil
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from daemons import used_cpu_s
+from daemons import busy_share, used_cpu_s
 from harness import BenchmarkFailedError, RawLog
 from layers_images import BURST, IMAGES, LARGE, MIB, Bench, inside, taken
 from product import STATE
@@ -93,11 +94,12 @@ async def demand_cold(bench: Bench, far: Any, *, prefetch: bool) -> dict[str, fl
     }  # fmt: skip
 
 
-async def recorded(bench: Bench, far: Any) -> None:
-    """Let a node run the test once and leave its profile in the store."""
+async def recorded(bench: Bench, far: Any, names: Sequence[str] = (LARGE,)) -> None:
+    """Let a node do the first run of images, one after the other, and leave profiles in the store."""
     await bench.fresh(bench.config(far.endpoint, record_s=RECORD_S))
     async with bench.node.client() as client:
-        await first_result(client, LARGE)
+        for name in names:
+            await first_result(client, name)
         await asyncio.sleep(RECORD_S + 5)
 
 
@@ -155,27 +157,49 @@ async def far_away(bench: Bench, far: Any, result: Result, raw: RawLog, rounds: 
 async def burst(bench: Bench, far: Any, result: Result, raw: RawLog) -> None:
     """Measure 64 sandboxes over 8 images from nothing, one party after the other."""
     jobs = [name for name, count in zip(BURST, FAN_OUT, strict=True) for _ in range(count)]
+    await recorded(bench, far, BURST)
     theirs = await eager_burst(bench, far, jobs)
+    raw.write("burst eager", 0, [theirs])
+    result.add_peer("eager", "burst_s", theirs["s"])
+    result.add_peer("eager", "burst_busy_share", theirs["busy"])
+    for suffix in ("", "_prefetch"):
+        ours = await demand_burst(bench, far, jobs, prefetch=bool(suffix))
+        raw.write(f"burst{suffix}", 0, [ours])
+        result.add(f"burst_s{suffix}", ours["s"], "s", len(jobs), "lower")
+        how = "the same burst again on the same node, all of it in the node's cache"
+        result.add_floor(f"burst_s{suffix}", ours["floor_s"], how)
+        result.add(f"burst_busy_share{suffix}", ours["busy"], "", len(jobs), "lower")
+        for name, key in (
+            ("speedup_vs_eager", "s"),
+            ("write_ratio", "disk"),
+            ("fetched_ratio", "down"),
+        ):
+            ratio = theirs[key] / ours[key]
+            result.add(f"burst_{name}{suffix}", ratio, "x", len(jobs), "higher")
+
+
+async def demand_burst(
+    bench: Bench, far: Any, jobs: Sequence[str], *, prefetch: bool
+) -> dict[str, float]:
+    """Do all jobs, at most 16 at once, on a node that has nothing; then again, when it has all."""
+    await bench.fresh(bench.config(far.endpoint, prefetch=prefetch))
     runs = asyncio.Semaphore(AT_ONCE)
-    await bench.fresh(bench.config(far.endpoint))
     async with bench.node.client() as client:
 
         async def demand(name: str) -> None:
             async with runs:
                 await first_result(client, name)
 
+        async def all_of_them() -> tuple[float, float]:
+            since, start = busy_share(), time.perf_counter()
+            await asyncio.gather(*map(demand, jobs))
+            return time.perf_counter() - start, since()
+
         far.reset()
-        start = time.perf_counter()
-        await asyncio.gather(*map(demand, jobs))
-        ours = {"s": time.perf_counter() - start, "down": far.counts().down}
-    ours["disk"] = taken(f"{STATE}/chunks", f"{STATE}/layers")
-    raw.write("burst", 0, [ours])
-    raw.write("burst eager", 0, [theirs])
-    result.add("burst_s", ours["s"], "s", len(jobs), "lower")
-    result.add_peer("eager", "burst_s", theirs["s"])
-    result.add("burst_speedup_vs_eager", theirs["s"] / ours["s"], "x", len(jobs), "higher")
-    result.add("burst_write_ratio", theirs["disk"] / ours["disk"], "x", len(jobs), "higher")
-    result.add("burst_fetched_ratio", theirs["down"] / ours["down"], "x", len(jobs), "higher")
+        took, busy = await all_of_them()
+        down, disk = far.counts().down, taken(f"{STATE}/chunks", f"{STATE}/layers")
+        floor, _ = await all_of_them()
+    return {"s": took, "busy": busy, "floor_s": floor, "down": down, "disk": disk}
 
 
 async def eager_burst(bench: Bench, far: Any, jobs: list[str]) -> dict[str, float]:
@@ -199,8 +223,9 @@ async def eager_burst(bench: Bench, far: Any, jobs: list[str]) -> dict[str, floa
             await asyncio.to_thread(inside, trees, IMAGES[name].command)
 
     far.reset()
-    start = time.perf_counter()
+    since, start = busy_share(), time.perf_counter()
     await asyncio.gather(*map(eager, jobs))
-    found = {"s": time.perf_counter() - start, "down": far.counts().down, "disk": taken(tree)}
+    took, busy = time.perf_counter() - start, since()
+    found = {"s": took, "busy": busy, "down": far.counts().down, "disk": taken(tree)}
     shutil.rmtree(tree)
     return found
