@@ -24,6 +24,7 @@ from skerry.integrity.table import Rule
 from skerry.spec.files import Change, ChangeKind, FileType
 from skerry.spec.integrity import Severity, TaskRule, expression
 from skerry.spec.verdict import Evidence
+from skerry.wire.http import printable
 
 EVIDENCE_MAX = 50
 NOTES_MAX = 40
@@ -87,9 +88,10 @@ def audit(changes: Iterable[Change], rules: Rules) -> Audit:
                 kept.append(change)
         elif ruling.severity is Severity.TAMPERED:
             if len(evidence) < EVIDENCE_MAX:
-                evidence.append(Evidence(ruling.name, change.path, _text(ruling, change)))
+                evidence.append(_finding(ruling, change))
         elif ruling.severity is Severity.DROPPED:
-            dropped.append(Dropped(change.path, _text(ruling, change), ruling.name))
+            found = _finding(ruling, change)
+            dropped.append(Dropped(found.path, found.detail, found.kind))
     whole, cut = _without_broken_parents(kept)
     return Audit(tuple(whole), tuple(deleted), tuple(dropped + cut), tuple(evidence), tuple(noted))
 
@@ -116,7 +118,7 @@ class _Asked:
                 continue
             if rule.severity is not Severity.NOTE:
                 return rule
-            noted.append(Evidence(rule.name, change.path, _text(rule, change)))
+            noted.append(_finding(rule, change))
         return None
 
 
@@ -181,6 +183,10 @@ def _rule_of(rule: TaskRule) -> Rule:
         types=rule.types,
         firm=True,
     )
+
+
+def _finding(rule: Rule, change: Change) -> Evidence:
+    return Evidence(rule.name, printable(change.path), printable(_text(rule, change)))
 
 
 def _text(rule: Rule, change: Change) -> str:

@@ -25,6 +25,16 @@ def _malformed(change: Change, rules: Rules) -> bool:
     return path != "/" and not (clean and not any(part in {"", ".", ".."} for part in parts))
 
 
+def _no_text(change: Change, rules: Rules) -> bool:
+    del rules
+    names_of = f"{change.path}{change.target or ''}"
+    if names_of.isascii():
+        return False
+    # Bytes that are no UTF-8 stand as surrogates, or as U+FFFD where they came over the wire: then
+    # this is not the file's name.
+    return "\ufffd" in names_of or any("\ud800" <= letter <= "\udfff" for letter in names_of)
+
+
 def _inside(change: Change, rules: Rules) -> bool:
     return rules.inside(change.path) is not None
 
@@ -116,6 +126,7 @@ def _test(change: Change, rules: Rules) -> bool:
 
 FACTS: Mapping[str, Fact] = {
     "malformed": _malformed,
+    "no_text": _no_text,
     "in_workdir": _inside,
     "workbench": _workbench,
     "residue": lambda change, _: not names.RESIDUE.isdisjoint(change.path.split("/")),

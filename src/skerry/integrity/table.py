@@ -309,6 +309,11 @@ WORKDIR: tuple[Rule, ...] = (
         name="workbench", severity=DROP, reason="a tool's own file, not graded", firm=True,
         paths=("**/.git/**", "**/.hg/**", "**/.svn/**", "**/.pdbrc", "**/.envrc"),
     ),
+    # What is graded goes on record, and what is on record is text.
+    Rule(
+        name="no_text", severity=DROP, reason="a name that is no UTF-8, not graded",
+        when=("no_text",), firm=True,
+    ),
     Rule(
         name="configuration", severity=DROP, reason="configuration, not graded",
         when=("config_name", "read_by_pytest"),

@@ -24,6 +24,7 @@ import msgspec
 
 from skerry.errors import Conflict, StorageFailed
 from skerry.spec.rollout import Line, RolloutRecord
+from skerry.wire.http import printable
 
 FILE = "rollouts.jsonl"
 GENESIS = "0" * 64
@@ -54,7 +55,11 @@ class JobLog:
             raise StorageFailed(f"{folder}: {error.strerror}") from error
 
     def append(self, kind: str, data: dict[str, Any], *, durable: bool = False) -> str:
-        """Writes a line and returns its sha256; with `durable` it is on the disk when this returns."""
+        """Writes a line and returns its sha256; with `durable` it is on the disk when this returns.
+
+        Texts that are no UTF-8 carry U+FFFD there: what a policy names cannot keep it off the record.
+        """
+        data = printable(data)
         line = Line(seq=self._seq, prev=self._prev, time=self._clock(), kind=kind, data=data)
         digest = digest_of(line)
         raw = encode_line(msgspec.structs.replace(line, sha256=digest))

@@ -105,6 +105,7 @@ class Stand:
             problems += [f"it reached {what}" for what in reached(result)]
             deeds = [deed_of(behaviour.script, result)]
             submission = await collect(sandbox, self._environment, Guards(), deeds)
+            problems += filter(None, [recording(submission)])
             verdict = await self._grade(submission, Guards())
             if behaviour.weakness in GRADERS:
                 reward = await GRADERS[behaviour.weakness](sandbox)
@@ -255,6 +256,15 @@ def lines_of(text: str) -> frozenset[str]:
 def reached(result: RunResult) -> frozenset[str]:
     """Returns what a script reached. Of a flood that was cut off, nothing is what it says."""
     return frozenset() if result.truncated else lines_of(result.text)
+
+
+def recording(submission: Submission) -> str:
+    """Returns why a submission cannot go on record, or an empty text."""
+    try:
+        msgspec.msgpack.encode((submission.audit, submission.verdict, submission.audit.notes()))
+    except UnicodeEncodeError:
+        return "it cannot be recorded"
+    return ""
 
 
 def names(submission: Submission, verdict: Verdict) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tasks_for_audits import PRISTINE, added, deleted, folder, link, modified, rules
 
@@ -191,6 +192,10 @@ DROPPED = {
     "a test's bytecode": (added("/testbed/tests/__pycache__/test_core.cpython-311.pyc"), "caches"),
     "bytecode": (added("/testbed/src/demo/__pycache__/core.cpython-311.pyc"), "caches"),
     "a cache of pytest": (added("/testbed/.pytest_cache/v/cache/lastfailed"), "caches"),
+    "a name of other bytes": (added("/testbed/src/demo/a\udcff.py"), "no UTF-8"),
+    "a link to such a name": (link("/testbed/src/demo/b", "a\udcff.py"), "no UTF-8"),
+    "such a name from the wire": (added("/testbed/src/demo/a\ufffd.py"), "no UTF-8"),
+    "one that is gone": (deleted("/testbed/src/demo/a\udcff.py"), "no UTF-8"),
     "conftest far away": (added("/tmp/x/conftest.py"), "outside"),
 }
 
@@ -202,7 +207,8 @@ def test_what_does_not_belong_to_a_fix_is_dropped_without_evidence(name: str) ->
     assert found.evidence == ()
     assert (found.kept, found.deleted) == ((), ())
     assert reason in found.dropped[0].reason
-    assert any(change.path in line for line in found.notes())
+    assert any(change.path.replace("\udcff", "\ufffd") in line for line in found.notes())
+    assert msgspec.json.encode(found)  # whatever a policy names, it goes on record
 
 
 @pytest.mark.parametrize(
@@ -235,6 +241,17 @@ def test_a_file_beneath_a_link_is_never_applied() -> None:
     assert "no directory" in found.dropped[0].reason
 
 
+def test_names_of_other_bytes_are_evidence_that_can_be_recorded() -> None:
+    changes = [
+        added("/testbed/tests/\udcff/conftest.py"),
+        link("/testbed/tests/test_core.py", "\udcff", ChangeKind.MODIFIED),
+    ]
+    found = audit(changes, rules())
+    assert [one.kind for one in found.evidence] == ["protected_path", "planted_conftest"]
+    assert found.evidence[1].path == "/testbed/tests/\ufffd/conftest.py"
+    assert msgspec.json.encode(found)
+
+
 def test_thousands_of_cheats_give_a_bounded_list_of_evidence() -> None:
     found = audit([added(f"/testbed/src/{n}/conftest.py") for n in range(5000)], rules())
     assert len(found.evidence) == EVIDENCE_MAX
@@ -243,8 +260,6 @@ def test_thousands_of_cheats_give_a_bounded_list_of_evidence() -> None:
 
 def test_without_the_protected_paths_the_same_diff_would_be_graded() -> None:
     # Positive control: it is the rule that stops the cheat, not chance.
-    import msgspec
-
     weak = msgspec.structs.replace(rules(), protected=(), tests=())
     found = audit([modified("/testbed/tests/test_core.py")], weak)
     assert [one.path for one in found.kept] == ["/testbed/tests/test_core.py"]

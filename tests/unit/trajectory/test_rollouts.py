@@ -185,3 +185,14 @@ def test_line_that_did_not_fit_leaves_no_trace(tmp_path: Path, monkeypatch) -> N
     log.append("end", {"rollouts": 0})
     log.close()
     assert verify_job(tmp_path, JOB).problems == ()
+
+
+def test_texts_that_are_no_text_are_recorded_all_the_same(tmp_path: Path) -> None:
+    # A model may ask for a command with such a letter in it; that is no fault of the platform.
+    log = JobLog(tmp_path / JOB, lambda: 1.5)
+    log.append("event", {"rollout": "r", "command": "echo \ud800", "kept": ["/a\udcff"]})
+    log.append("end", {"rollouts": 0})
+    log.close()
+    assert verify_job(tmp_path, JOB).sound
+    line = json.loads((tmp_path / JOB / FILE).read_text().splitlines()[0])
+    assert line["data"] == {"rollout": "r", "command": "echo \ufffd", "kept": ["/a\ufffd"]}

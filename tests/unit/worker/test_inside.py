@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import sys
 import types
@@ -184,6 +185,19 @@ def test_a_file_beneath_an_argument_is_not_named_again(
     (tmp_path / "tests").mkdir()
     assert collect.uncovered(["-q", "tests"], ["tests/test_x.py"]) == []
     assert collect.uncovered(["tests/test_a.py"], ["tests/test_x.py"]) == ["tests/test_x.py"]
+
+
+@pytest.mark.parametrize(
+    ("number", "step"), [(errno.EDQUOT, "ran"), (errno.ENOSPC, "setup"), (errno.EIO, "setup")]
+)
+def test_a_quota_that_the_submission_filled_is_no_fault_of_the_platform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, step: str
+) -> None:
+    def full(config: dict[str, Any]) -> None:
+        raise OSError(number, "no room")
+
+    monkeypatch.setattr(verifier, "Sentinels", full)
+    assert verifier.verify(order(tmp_path))["step"] == step
 
 
 LIARS = {
