@@ -49,7 +49,7 @@ from skerry.node.workers.uplinks import Uplinks
 from skerry.node.workers.workers import Workers
 from skerry.trajectory.archive import Archive
 from skerry.trajectory.shipping import Store
-from skerry.trajectory.sources import Directory
+from skerry.trajectory.sources import Directory, Late
 
 log = logging.getLogger("skerry.node")
 
@@ -115,7 +115,7 @@ def build_node(
             images=images,
             imports=_imports(config, images, kept, oci),
             keeper=_keeper(config, clock, kept, sandboxes),
-            trajectories=_trajectories(config, identity.name, kept, clock),
+            trajectories=_trajectories(config, identity.name, store, clock),
             scrubber=Scrubber(_patrol(config, kept), sandboxes, clock),
             blobs=_blobs(config, identity.name, found, kept),
             backends=found,
@@ -256,12 +256,12 @@ def _objects(kept: ImageLibrary | None) -> Callable[[], Store] | None:
 
 
 def _trajectories(
-    config: NodeConfig, name: str, kept: ImageLibrary | None, clock: Clock
+    config: NodeConfig, name: str, store: Callable[[], Store] | None, clock: Clock
 ) -> Trajectories:
     state = config.state_dir
     archive = Archive(
         Directory(os.path.join(state, "journal"), name),
-        kept.store.objects if kept is not None else None,
+        Late(store) if store is not None else None,
         clock.monotonic,
         own_blobs=os.path.join(state, "trajectory", "blobs"),
         breathe=breathe,

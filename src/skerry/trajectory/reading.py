@@ -66,8 +66,12 @@ class Log:
     def outline(self, sandbox: str) -> Outline:
         """Returns a sandbox's outline, as of now; raises NotFound if nothing of it is on record."""
         seen = self.sightings()
+        numbers = seen.segments_of(sandbox)
         traced = self._kept.pop(sandbox, None) or Traced(sandbox)
-        for number in seen.segments_of(sandbox):
+        places = traced.outline.places
+        if places and numbers and places[0] >> OFFSET_BITS < numbers[0]:
+            traced = Traced(sandbox)  # what it began with is not in this log any more
+        for number in numbers:
             if number >= traced.number and not self._read_on(traced, number):
                 traced = self._sorted(sandbox, seen.segments_of(sandbox))
                 break

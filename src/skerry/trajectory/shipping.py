@@ -81,6 +81,9 @@ class Store(Protocol):
     def delete(self, key: str) -> None:
         """Removes an object, if it is there."""
 
+    def local_path(self, key: str) -> str | None:
+        """Returns the path of the object's file; None if the store has no files."""
+
 
 class Refused(StorageFailed):
     """The store holds another segment under this name: two nodes have had one state directory."""

@@ -45,6 +45,29 @@ class Shelf(Protocol):
         """Returns the path of the object's file; None if the store has no files."""
 
 
+class Late:
+    """A shelf that is found anew for each question: one that is away at first may be back later."""
+
+    def __init__(self, find: Callable[[], Shelf]) -> None:
+        self._find = find
+
+    def get(self, key: str, max_bytes: int) -> bytes | None:
+        """Returns a small object, or None."""
+        return self._find().get(key, max_bytes)
+
+    def read(self, key: str, offset: int, length: int) -> bytes:
+        """Returns a part of an object."""
+        return self._find().read(key, offset, length)
+
+    def list(self, prefix: str) -> Iterator[tuple[str, Any]]:
+        """Gives the objects below a prefix."""
+        return self._find().list(prefix)
+
+    def local_path(self, key: str) -> str | None:
+        """Returns the path of the object's file, if it has one."""
+        return self._find().local_path(key)
+
+
 class Source(Protocol):
     """The segments of one node. All calls block, and raise StorageFailed if they cannot be read."""
 
@@ -137,6 +160,10 @@ class Shipped:
             self._list_at = self._now() + LIST_EVERY_S
         return self._numbers
 
+    def look_again(self) -> None:
+        """What was listed is too old: the store is asked the next time."""
+        self._list_at = -math.inf
+
     def _list(self) -> list[int]:
         sealed: set[int] = set()
         tails: dict[int, list[int]] = {}
@@ -195,12 +222,18 @@ class Both:
         self._now = now
         self._ask_at = -math.inf  # a store that cannot be reached is left alone until then
         self._open = 0  # the segment that is written to
+        self._missed = 0  # the segment that was looked for again last
 
     def numbers(self) -> list[int]:
         """Returns the numbers of all."""
         numbers = self._own.numbers()
         self._open = numbers[-1] if numbers else 0
         shipped = self._asked(self._shipped.numbers) or []
+        before = numbers[0] - 1 if numbers else 0
+        if before > self._missed and before not in shipped:  # shipped since the store was listed
+            self._missed = before
+            self._shipped.look_again()
+            shipped = self._asked(self._shipped.numbers) or []
         return sorted({*numbers, *shipped})
 
     def read(self, number: int, offset: int, length: int) -> bytes:

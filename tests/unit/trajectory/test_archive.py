@@ -75,6 +75,20 @@ def test_own_log_and_store_are_one(story, store):
     assert archive.info(boxes[0]).events == 41
 
 
+def test_segment_that_went_to_the_store_a_moment_ago_is_not_missed(story, store):
+    boxes = fill(story)
+    shelf = DirectoryObjects(store)
+    archive = Archive(Directory(story.directory, NODE), shelf, Clock())
+    assert archive.info(boxes[0]).events == 41  # nothing is in the store, which was listed now
+    story.ship(store, last=False)
+    for number in segment_numbers(story.directory)[:-1]:
+        os.unlink(segment_path(story.directory, number))
+    other = story.create(9)
+    assert archive.info(other).events == 1
+    assert archive.info(boxes[0]).events == 41
+    assert len(list(archive.events(boxes[0]))) == 41
+
+
 def test_own_whole_record_is_read_while_the_store_is_away(story):
     class Away:
         def _fail(self, *_: object) -> None:
