@@ -7,12 +7,15 @@ from skerry.sdk.commits import AsyncCommitHandle as CommitHandle
 from skerry.sdk.files import AsyncFiles as Files
 from skerry.sdk.forward import ReverseForward
 from skerry.sdk.images import AsyncImages as Images
+from skerry.sdk.jobs import AsyncJob as Job
+from skerry.sdk.jobs import AsyncJobs as Jobs
 from skerry.sdk.sandbox import AsyncSandbox as Sandbox
 from skerry.sdk.sandboxes import AsyncSandboxes as Sandboxes
 from skerry.sdk.session import AsyncSession as Session
 from skerry.sdk.stream import LiveCommand
 from skerry.sdk.trajectories import AsyncTrajectories as Trajectories
 from skerry.spec.command import RunResult, Terminal
+from skerry.spec.job import JobInfo
 from skerry.spec.sandbox import SandboxInfo, State, Usage
 
 __all__ = [
@@ -21,6 +24,9 @@ __all__ = [
     "CommitHandle",
     "Files",
     "Images",
+    "Job",
+    "JobInfo",
+    "Jobs",
     "LiveCommand",
     "ReverseForward",
     "RunResult",
