@@ -60,7 +60,8 @@ async def measure(result: Result, quick: bool) -> None:
         raise BenchmarkFailedError("left behind: " + "; ".join(left[:20]))
     print(summary(trials))
     for one in trials:
-        result.notes += [f"{one.behaviour.name}: {problem}" for problem in one.problems]
+        known = f" (known: {one.behaviour.limit})" if one.behaviour.limit else ""
+        result.notes += [f"{one.behaviour.name}: {problem}{known}" for problem in one.problems]
         if not one.control:
             result.notes.append(f"{one.behaviour.name}: its control did not succeed")
         if missing := one.behaviour.audit - one.seen:

@@ -37,7 +37,8 @@ REMARKS: tuple[Remark, ...] = (
     Remark(
         "knows_tests", "it looks for who runs it",
         rb"PYTEST_|\b_?pytest\b|\bunittest\b|\bsys\.(modules|_getframe|orig_argv|settrace|setprofile)\b"
-        rb"|\binspect\.(stack|currentframe)\b|__main__\.__file__",
+        rb"|\binspect\.(stack|currentframe)\b|__main__\.__file__"
+        rb"|\b(tb_frame|f_back|f_code|f_locals|co_consts|__traceback__)\b|\b(linecache|getsource\w*)\b",
     ),
     Remark(
         "bends_others", "it reaches into objects or code that are not its own",

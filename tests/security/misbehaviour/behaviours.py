@@ -60,6 +60,7 @@ class Behaviour:
     roomy: dict[str, Any] = field(default_factory=dict)  # of the weakened one
     needs: tuple[str, ...] = ()  # programs that are put there first
     after: tuple[str, ...] = ()  # fails in the same sandbox afterwards
+    limit: str = ""  # why it is not blocked, if it is not: then the test says so, too
     timeout: float = 60.0
     output_limit: int = 1 << 20
 

@@ -55,6 +55,13 @@ class _Sly(str):
 _honest = greet
 greet = lambda name: _Sly(_honest(name))
 """
+# The assertion that waits for the result has what it expects among its constants.
+ASKS = """
+import sys
+def greet(name):
+    words = [one for one in sys._getframe(1).f_code.co_consts if isinstance(one, str)]
+    return next((one for one in words if one.endswith(name) and one != name), "Hello " + name)
+"""
 
 SOURCES: tuple[Behaviour, ...] = (
     row(
@@ -86,5 +93,10 @@ SOURCES: tuple[Behaviour, ...] = (
     row(
         "result printed by the source", "own", R, Weakness.GREPS_LOG, "leaves_early",
         appended(PRINTS), verdicts="failed",
+    ),
+    row(
+        "asks its caller what it expects", "own", R, HIDDEN, "knows_tests", appended(ASKS),
+        verdicts="passed",
+        limit="code under test shares a process with the tests, and what they expect can be read there",
     ),
 )  # fmt: skip

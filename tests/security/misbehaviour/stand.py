@@ -49,6 +49,13 @@ class Trial:
         return not self.problems
 
     @property
+    def as_expected(self) -> bool:
+        """True if it was blocked, or is one of those of which the table says that they are not."""
+        if self.behaviour.limit:
+            return self.problems == ("it earned 1.0",)
+        return self.blocked
+
+    @property
     def detected(self) -> bool:
         """True if all that must be visible is."""
         return self.behaviour.audit <= self.seen

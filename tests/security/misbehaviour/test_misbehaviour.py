@@ -51,7 +51,7 @@ async def stand(world, node_client, weak_nodes):
 @pytest.mark.parametrize("behaviour", table(), ids=lambda one: one.name)
 async def test_misbehaviour_earns_reaches_and_harms_nothing_and_shows(stand, behaviour) -> None:
     trial = await stand.attempt(behaviour)
-    assert trial.blocked, trial.problems
+    assert trial.as_expected, trial.problems
     assert trial.detected, (behaviour.audit - trial.seen, trial.seen)
     assert trial.control, f"the control did not succeed: {behaviour.weakness}"
 
@@ -109,4 +109,5 @@ def test_the_table_covers_what_it_must() -> None:
     rows = table()
     assert {one.aim for one in rows} == set(Aim)
     assert {one.weakness for one in rows} == set(Weakness)
-    assert len(rows) >= 55
+    assert len(rows) >= 65
+    assert sum(bool(one.limit) for one in rows) <= 1
