@@ -13,6 +13,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.secrets import state_home
+from skerry.cli.traceview import inert
 from skerry.cli.words import plural
 from skerry.errors import NotFound
 
@@ -218,6 +219,20 @@ def show_table(app: App, records: Sequence[RolloutRecord]) -> None:
         reward = f"{sum(rewards) / len(rewards):.4g}" if rewards else "-"
         rows.append((policy, task, reward, words, f"{seconds:.1f}"))
     app.table(["POLICY", "TASK", ">REWARD", "VERDICT", ">SECONDS"], rows)
+
+
+def show_grading(app: App, record: RolloutRecord) -> None:
+    """Shows what a verdict says beyond its tests: the score, the limit, and each repeat."""
+    if record.score is not None:
+        app.line(f"  score    {record.score:g}")
+    if record.limit is not None:
+        app.line(f"  limit    {record.limit}")
+    if record.repeats is None:
+        return
+    runs = len(record.repeats.runs)
+    app.line(f"  repeats  {record.repeats.passed} of {runs} passed, {record.repeats.needed} needed")
+    for name, count in record.repeats.unstable.items():
+        app.line(f"  flaky    {inert(name)}: passed {count} of {runs}")
 
 
 def explain(app: App, records: Sequence[RolloutRecord]) -> None:

@@ -16,6 +16,7 @@ from skerry.cli.recorded import explain, jobs_dir, jobs_option, progress, show_s
 from skerry.cli.secrets import cache_home, environment, secret_from
 from skerry.cli.shipped import task_paths
 from skerry.errors import InvalidRequest
+from skerry.spec.grading import REPEATS_MAX
 
 if TYPE_CHECKING:
     from skerry.spec.rollout import JobEvent, JobSummary
@@ -44,6 +45,8 @@ def downloads() -> Downloads:
 )  # fmt: skip
 @click.option("-n", "count", type=click.IntRange(1), default=1, show_default=True,
               help="Rollouts for each task and policy.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(1, REPEATS_MAX), metavar="N",
+              help="Verify each so many times, in a fresh sandbox each; all must pass.")  # fmt: skip
 @click.option("--concurrency", type=click.IntRange(1), help="Rollouts at a time [2 a core].")
 @click.option("--model", metavar="URL", help="A model behind an OpenAI-compatible endpoint.")
 @click.option(
@@ -65,6 +68,7 @@ def rollout(
     tasks: tuple[str, ...],
     policies: tuple[str, ...],
     count: int,
+    repeats: int | None,
     concurrency: int | None,
     model: str | None,
     model_name: str,
@@ -92,6 +96,8 @@ def rollout(
     if not acting:
         raise InvalidRequest("nobody acts", hint="give --policy gold, or --model URL")
     loaded = load_tasks(task_paths(tasks))
+    if repeats is not None:
+        loaded = tuple(item.repeated(repeats) for item in loaded)
     summary = run(app, loaded, acting, count=count, concurrency=concurrency, jobs=jobs)
     show_summary(app, summary)
     explain(app, summary.records)

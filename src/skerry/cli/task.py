@@ -13,6 +13,7 @@ from skerry.cli.recorded import jobs_dir, jobs_option, progress
 from skerry.cli.rollout import downloads
 from skerry.cli.shipped import all_tasks, task_paths
 from skerry.errors import InvalidRequest
+from skerry.spec.grading import REPEATS_MAX
 
 if TYPE_CHECKING:
     from skerry.worker.tasks import TaskCheck
@@ -67,12 +68,14 @@ def ls(app: App, /, *, paths: tuple[str, ...]) -> None:
 
 @task.command("check")
 @click.argument("paths", metavar="TASKS...", nargs=-1, required=True)
+@click.option("--repeats", type=click.IntRange(2, REPEATS_MAX), metavar="N",
+              help="Verify so many times, and name tests that are flaky.")  # fmt: skip
 @jobs_option
 @click.pass_obj
-def check(app: App, /, *, paths: tuple[str, ...], jobs: str | None) -> int:
+def check(app: App, /, *, paths: tuple[str, ...], repeats: int | None, jobs: str | None) -> int:
     """Run the real fix and nothing on each task: the one must earn 1, the other 0.
 
-    Exit status 1 if a task is not what it says.
+    Exit status 1 if a task is not what it says, or has flaky tests.
     """
     from skerry.worker import check_task, load_tasks
 
@@ -96,6 +99,7 @@ def check(app: App, /, *, paths: tuple[str, ...], jobs: str | None) -> int:
                             item,
                             downloads=downloads(),
                             jobs_dir=jobs_dir(jobs),
+                            repeats=repeats,
                             on_event=show,
                         )
                     )

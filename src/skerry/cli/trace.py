@@ -18,6 +18,7 @@ from skerry.cli.recorded import (
     jobs_option,
     mean,
     newest,
+    show_grading,
     show_table,
     who,
 )
@@ -276,6 +277,7 @@ def _show_rollout(app: App, rollout: str, found: Any) -> None:
     verdict = click.style(str(record.verdict), fg=COLOURS[str(record.verdict)])
     app.line(f"{record.task}, {who(record)}: {verdict}, reward {reward}, {record.seconds:.1f} s")
     app.line(f"  tests    {record.tests_passed} passed, {record.tests_failed} failed")
+    show_grading(app, record)
     if record.detail:
         app.line(f"  detail   {inert_lines(record.detail, ' ' * 11)}")
     for item in record.evidence:

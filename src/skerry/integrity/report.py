@@ -22,6 +22,15 @@ class Step(StrEnum):
     RAN = "ran"
 
 
+class ScoreReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What came of the task's own verifier: the text of its channel, and how it ended."""
+
+    text: str = ""
+    status: int | None = None
+    timed_out: bool = False
+    detail: str = ""
+
+
 class TestReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Outcomes by test id, and what the runner noticed about their truth.
 
@@ -39,6 +48,8 @@ class TestReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: int | None = None
     detail: str = ""
     seconds: float = 0.0
+    score: ScoreReport | None = None
+    oom_killed: bool = False  # by the sandbox's own limit; noted outside
 
 
 def parse_report(output: bytes, nonce: str) -> TestReport | None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from skerry.spec.layers import MountedLayer
-from skerry.spec.verdict import Evidence, Outcome
+from skerry.spec.verdict import Evidence, Limit, Outcome, Repeats
 
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,6 +38,9 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0  # of the attempt that counted, from creation to verdict
     tests_passed: int = 0
     tests_failed: int = 0
+    score: float | None = None  # of the task's own verifier, in its range
+    limit: Limit | None = None  # that ended the tests
+    repeats: Repeats | None = None  # of several verifications
     attempts: tuple[Attempt, ...] = ()
     digests: tuple[str, ...] = ()  # of the layers that agent and verifier shared
     mounts: tuple[MountedLayer, ...] = ()  # of the agent's sandbox: how their bytes were checked

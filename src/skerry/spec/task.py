@@ -13,6 +13,7 @@ import tomllib
 import msgspec
 
 from skerry.errors import InvalidRequest
+from skerry.spec.grading import ARTIFACTS_MAX, ScoreProgram, SubmissionRules, check_repeats
 from skerry.spec.integrity import TaskIntegrity
 from skerry.spec.layers import LayerKind, parse_layer_name
 from skerry.spec.limits import check_duration, parse_bytes
@@ -84,6 +85,15 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float = 120.0
     user: str = "nobody"
     interpreter: str = "/usr/bin/python3"
+    memory: str | None = None  # of the verifying sandbox; None: limits.memory
+    repeats: int = 1  # each in a sandbox of its own
+    passes: int | None = None  # how many of them must pass; None: all
+    score: ScoreProgram | None = None
+
+    @property
+    def needed(self) -> int:
+        """How many of the repeats must pass."""
+        return self.repeats if self.passes is None else self.passes
 
     @property
     def pytest_args(self) -> tuple[str, ...]:
@@ -126,6 +136,16 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     layers: tuple[str, ...] = ()  # further layers, below those built for the task
     limits: TaskLimits = TaskLimits()
     integrity: TaskIntegrity = TaskIntegrity()
+    submission: SubmissionRules = SubmissionRules()
+
+    def repeated(self, repeats: int) -> TaskSpec:
+        """Returns the task with so many repeats of its verification, all of which must pass.
+
+        Raises InvalidRequest if they are too many.
+        """
+        check_repeats(repeats, None)
+        tests = msgspec.structs.replace(self.tests, repeats=repeats, passes=None)
+        return msgspec.structs.replace(self, tests=tests)
 
     def check(self) -> TaskSpec:
         """Returns itself if every value is in bounds; raises InvalidRequest naming the field."""
@@ -153,8 +173,24 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise InvalidRequest(f"source_files: {path!r} is protected, so nobody could fix it")
         self._check_integrity()
         self._check_tests()
+        self._check_submission()
         self._check_limits()
         return self
+
+    def _check_submission(self) -> None:
+        artifacts = self.submission.artifacts
+        if len(artifacts) > ARTIFACTS_MAX:
+            raise InvalidRequest(f"submission.artifacts: at most {ARTIFACTS_MAX}")
+        for path in artifacts:
+            _check_path("submission.artifacts", path)
+            if any(is_within(path, root) for root in self.protected_paths):
+                raise InvalidRequest(f"submission.artifacts: {path!r} is protected")
+        for path in self.source_files:
+            if artifacts and not any(is_within(path, root) for root in artifacts):
+                raise InvalidRequest(
+                    f"submission.artifacts: the source file {path!r} is below none, "
+                    "so the real fix could not be graded"
+                )
 
     def _check_integrity(self) -> None:
         self.integrity.check()
@@ -204,6 +240,13 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_duration(tests.timeout_s, "tests.timeout_s")
         if re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", tests.user) is None:
             raise InvalidRequest(f"tests.user {tests.user!r} is no user name")
+        if tests.user == "root":
+            raise InvalidRequest("tests.user: root could read what the verifier keeps to itself")
+        if tests.memory is not None:
+            parse_bytes(tests.memory, "tests.memory")
+        check_repeats(tests.repeats, tests.passes)
+        if tests.score is not None:
+            tests.score.check()
         if re.fullmatch(r"(/[A-Za-z0-9._-]+)+", tests.interpreter) is None:
             raise InvalidRequest(f"tests.interpreter {tests.interpreter!r} is no absolute path")
 

@@ -19,6 +19,43 @@ class Outcome(StrEnum):
     INFRASTRUCTURE_ERROR = "infrastructure_error"
 
 
+class Limit(StrEnum):
+    """A limit of the task's own that the tests ran into; never one of the platform."""
+
+    TIME = "time"
+    MEMORY = "memory"
+
+
+class Run(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of several verifications, in a sandbox of its own."""
+
+    outcome: Outcome
+    reward: float | None
+    score: float | None = None
+    limit: Limit | None = None
+    detail: str = ""
+    seconds: float = 0.0
+
+
+class Repeats(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What several verifications of one submission say together.
+
+    `unstable` counts passes of tests that passed in some runs and not in all, `never` of those that
+    passed in none; each names a few hundred at most, `tests` is how many there were in all.
+    """
+
+    runs: tuple[Run, ...]
+    needed: int  # of the runs that must pass
+    tests: int = 0
+    unstable: dict[str, int] = {}
+    never: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> int:
+        """How many runs passed."""
+        return sum(run.outcome is Outcome.PASSED for run in self.runs)
+
+
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     """One reason to call a rollout tampered: what kind of cheat, on which path, and details."""
 
@@ -40,6 +77,11 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     tests_passed: int = 0
     tests_failed: int = 0
     detail: str = ""
+    score: float | None = (
+        None  # what the task's verifier said, in its own range; of several, the mean
+    )
+    limit: Limit | None = None  # that ended the tests
+    repeats: Repeats | None = None  # if there were several verifications
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.outcome is Outcome.INFRASTRUCTURE_ERROR):

@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -64,6 +64,13 @@ UNPACK = (
     "--no-same-owner --no-same-permissions && chmod -R u+rwX,go+rX {workdir}"
 )
 BUILDS = 2  # at a time
+# The task's own verifier, in the hidden layer: for an account that nobody else has.
+SCORE_PROGRAM = "/opt/skerry-hidden/score.py"
+SCORE_UID = 65_533
+PUT_SCORE = (
+    "mkdir -p -m 0755 /opt/skerry-hidden && cp /build/skerry-score.py {path} && "
+    "chown {uid}:{uid} {path} && chmod 0400 {path}"
+)
 
 Say = Callable[[str], None]
 
@@ -118,9 +125,10 @@ class Builder:
             own = await self._wheels(f"toolkit/{task.id}-deps:", image, layers, wheels, python)
             layers.append(_pinned(own))
         workspace = await self._workspace(task, image)
-        hidden = await self._hidden(task, image, _pinned(workspace))
+        workspaces = [_pinned(workspace)]
+        hidden = await self._hidden(task, image, workspaces)
         # Lowest first: workspaces lie beneath toolkits.
-        ordered = (_pinned(workspace), *layers)
+        ordered = (*workspaces, *layers)
         bug, fix = await asyncio.to_thread(self._sources, task)
         installed = await asyncio.to_thread(self._modules, [*PYTEST, *wheels])
         return Environment(
@@ -175,7 +183,7 @@ class Builder:
         name = f"workspace/{task.id}:{_hash([image, step, bug.sha256])}"
         return await self._layer(name, image, (), [bug], [step])
 
-    async def _hidden(self, task: TaskSpec, image: str, workspace: str) -> LayerManifest:
+    async def _hidden(self, task: TaskSpec, image: str, workspaces: Sequence[str]) -> LayerManifest:
         fix = task.package.fix.archive
         unpack = UNPACK.format(workdir="/build/fix", file=fix.file)
         steps = [unpack]
@@ -186,8 +194,13 @@ class Builder:
                 for one in (f"/build/fix/{path}", inside, inside.rpartition("/")[0])
             )
             steps.append(f"rm -rf {old} && mkdir -p {above} && cp -r {fresh} {old}")
-        name = f"workspace/{task.id}-tests:{_hash([image, workspace, *steps, fix.sha256])}"
-        return await self._layer(name, image, [workspace], [fix], steps)
+        texts = {}
+        if task.tests.score is not None:
+            steps.append(PUT_SCORE.format(path=SCORE_PROGRAM, uid=SCORE_UID))
+            texts["skerry-score.py"] = task.tests.score.program
+        recipe = [image, *workspaces, *steps, fix.sha256, *texts.values()]
+        name = f"workspace/{task.id}-tests:{_hash(recipe)}"
+        return await self._layer(name, image, workspaces, [fix], steps, texts=texts)
 
     async def _layer(
         self,
@@ -196,6 +209,8 @@ class Builder:
         layers: Sequence[str],
         files: Sequence[Archive],
         steps: Sequence[str],
+        *,
+        texts: Mapping[str, str] | None = None,
     ) -> LayerManifest:
         async with self._lock(name):
             try:
@@ -208,6 +223,8 @@ class Builder:
                     for file in files:
                         data = await asyncio.to_thread(self._downloads.read, file)
                         (Path(folder) / file.file).write_bytes(data)
+                    for file_name, text in (texts or {}).items():
+                        (Path(folder) / file_name).write_text(text)
                     return await self._client.images.build(
                         name, image=image, layers=layers, context=folder, steps=steps
                     )

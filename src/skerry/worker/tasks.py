@@ -77,9 +77,16 @@ async def check_task(
     *,
     downloads: Downloads,
     jobs_dir: Path,
+    repeats: int | None = None,
     on_event: OnEvent = ignore,
 ) -> TaskCheck:
-    """Runs gold and noop once each and says what is wrong with the task."""
+    """Runs gold and noop once each and says what is wrong with the task.
+
+    With `repeats` what they leave is verified so many times: then a test that does not come to the
+    same every time with the real fix is a problem too.
+    """
+    if repeats is not None:
+        task = task.repeated(repeats)
     summary = await run_job(
         client,
         [task],
@@ -103,4 +110,15 @@ async def check_task(
     expected = task.tests.pass_to_pass + len(task.tests.fail_to_pass)
     if gold.verdict is Outcome.PASSED and gold.tests_passed != expected:
         problems.append(f"with the fix {gold.tests_passed} tests pass, the task says {expected}")
-    return TaskCheck(task.id, gold, noop, tuple(problems))
+    return TaskCheck(task.id, gold, noop, (*problems, *_flaky(gold)))
+
+
+def _flaky(gold: RolloutRecord) -> list[str]:
+    repeats = gold.repeats
+    if repeats is None:
+        return []
+    runs = len(repeats.runs)
+    return [
+        f"flaky with the fix: {name} passed in {count} of {runs}"
+        for name, count in repeats.unstable.items()
+    ]

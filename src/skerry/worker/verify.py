@@ -12,23 +12,27 @@ import asyncio
 import contextlib
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from skerry.errors import Bug, FileRefused, SandboxError, Unavailable
+from skerry.errors import Bug, FileRefused, SandboxError, SandboxFailed, Unavailable
+from skerry.integrity.artifacts import declared
 from skerry.integrity.audit import Audit, audit
 from skerry.integrity.conduct import Deed, conduct
 from skerry.integrity.protected import Rules
+from skerry.integrity.repeats import Ran, combine
 from skerry.integrity.report import TestReport, parse_report
 from skerry.integrity.sources import remarks
 from skerry.integrity.tarfilter import TarFilter
-from skerry.integrity.verdict import failed, infrastructure_error, judge, tampered
+from skerry.integrity.verdict import failed, infrastructure_error, judge, out_of_memory, tampered
 from skerry.spec.command import RunResult
 from skerry.spec.files import Change, ChangeKind, FileType
 from skerry.spec.layers import MountedLayer
-from skerry.spec.verdict import Verdict
-from skerry.worker.environment import Environment
+from skerry.spec.task import TaskSpec
+from skerry.spec.verdict import Outcome, Verdict
+from skerry.worker.environment import SCORE_PROGRAM, SCORE_UID, Environment
 from skerry.worker.inside import program
 from skerry.worker.lives import is_lost, sandbox_of
 from skerry.worker.ports import Client, Sandbox
@@ -49,6 +53,7 @@ class Guards(msgspec.Struct, frozen=True):
     auditor: Auditor = audit
     sentinels: bool = True
     fingerprint: bool = True
+    sweep: bool = True  # ends what the tests left running, before a score is given
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -83,6 +88,7 @@ async def collect(
         early = tampered(found)
         if early is not None:
             return Submission(found, b"", early)
+        found = declared(found, environment.task)
         if len(found.kept) > SUBMISSION_FILES_MAX:
             return Submission(found, b"", failed("the submission has too many files to be graded"))
         if not found.kept:
@@ -114,38 +120,72 @@ async def grade(
     guards: Guards,
     labels: dict[str, str],
 ) -> Verdict:
-    """Returns the verdict of one verification in a fresh sandbox.
+    """Returns the verdict of as many verifications as the task says, each in a fresh sandbox.
 
-    Raises platform errors, and SandboxFailed if the sandbox died while the tests ran: the caller
-    tries again, and only what happens every time is the submission's own doing.
+    Raises platform errors, and SandboxFailed if a sandbox died while the tests ran: the caller tries
+    again, and only what happens every time is the submission's own doing.
     """
     if submission.verdict is not None:
         return submission.verdict
+    ran: list[Ran] = []
+    used: set[str] = set()
+    for _ in range(environment.task.tests.repeats):
+        ran.append(await _verify(client, environment, submission, guards, labels=labels, used=used))
+        if ran[-1].verdict.outcome in (Outcome.TAMPERED, Outcome.INFRASTRUCTURE_ERROR):
+            break
+    return combine(environment.task, ran)
+
+
+async def _verify(
+    client: Client,
+    environment: Environment,
+    submission: Submission,
+    guards: Guards,
+    *,
+    labels: dict[str, str],
+    used: set[str],
+) -> Ran:
+    """Runs one verification; `used` are the sandboxes of others, and gets this one's."""
     task = environment.task
-    seconds = task.tests.timeout_s + 2 * RUNNER_MARGIN_S
+    began = time.monotonic()
+    memory = task.tests.memory or task.limits.memory
+    limits = msgspec.structs.replace(task.limits, memory=memory)
     async with contextlib.AsyncExitStack() as stack:
         try:
             sandbox = await stack.enter_async_context(
                 sandbox_of(
                     client,
-                    task,
+                    msgspec.structs.replace(task, limits=limits),
                     image=environment.image,
                     layers=environment.verify_layers,
-                    seconds=seconds,
+                    seconds=_seconds(task) + RUNNER_MARGIN_S,
                     labels=labels,
                 )
             )
+            if sandbox.id in used:
+                raise Unavailable("the verifying sandbox is one that was used before")
+            used.add(sandbox.id)
             await _check_digests(sandbox, environment)
             problem = await _apply(sandbox, environment, submission)
         except SandboxError as error:
             # Nothing of the submission has run yet.
             raise Unavailable(f"the verifying sandbox: {error.message}") from error
         if problem:
-            return failed(problem)
+            return Ran(failed(problem))
         report, lost = await _run_tests(sandbox, environment, guards)
-    if report is None and lost.startswith("platform: "):
-        return infrastructure_error(lost.removeprefix("platform: "))
-    return judge(task, report, lost)
+    if report is not None:
+        verdict, outcomes = judge(task, report), report.outcomes
+    elif isinstance(lost, Verdict):
+        verdict, outcomes = lost, {}
+    else:
+        verdict, outcomes = judge(task, None, lost), {}
+    return Ran(verdict, outcomes, time.monotonic() - began)
+
+
+def _seconds(task: TaskSpec) -> float:
+    """Returns how long the runner may take."""
+    score = task.tests.score
+    return task.tests.timeout_s + (score.timeout_s if score else 0.0) + RUNNER_MARGIN_S
 
 
 async def _check_digests(sandbox: Sandbox, environment: Environment) -> None:
@@ -194,9 +234,11 @@ async def _apply(sandbox: Sandbox, environment: Environment, submission: Submiss
 
 async def _run_tests(
     sandbox: Sandbox, environment: Environment, guards: Guards
-) -> tuple[TestReport | None, str]:
+) -> tuple[TestReport | None, Verdict | str]:
+    """Returns the runner's report, or what there is to say without one."""
     task = environment.task
     nonce = secrets.token_hex(16)
+    score = task.tests.score
     order = {
         "mode": "verify",
         "nonce": nonce,
@@ -209,26 +251,25 @@ async def _run_tests(
         "test_paths": task.test_paths,
         "timeout_s": task.tests.timeout_s,
         "user": task.tests.user,
+        "score": {"program": SCORE_PROGRAM, "timeout_s": score.timeout_s} if score else None,
+        "score_uid": SCORE_UID,
         "sentinels": guards.sentinels,
         "guard": guards.fingerprint,
+        "sweep": guards.sweep,
     }
-    seconds = task.tests.timeout_s + RUNNER_MARGIN_S
-    result = await _runner(sandbox, task.tests.interpreter, order, seconds)
+    result = await _runner(sandbox, task.tests.interpreter, order, _seconds(task))
     report = parse_report(result.stdout, nonce)
     if report is not None:
-        return report, ""
+        return msgspec.structs.replace(report, oom_killed=result.oom_killed), ""
     if result.start_error:
-        return None, f"platform: the runner could not start: {result.start_error}"
-    return None, _lost(result)
-
-
-def _lost(result: RunResult) -> str:
+        return None, infrastructure_error(f"the runner could not start: {result.start_error}")
     if result.oom_killed:
-        return "out of memory"
+        return None, out_of_memory(task)
     if result.timed_out:
-        return "the runner did not end in time"
+        # Its own clock ends the tests well before: the machine stood still, or was made to.
+        raise SandboxFailed("the runner did not end in time")
     how = f"signal {result.signal}" if result.signal else f"status {result.exit_code}"
-    return f"{how} {result.error_text[-300:]}".strip()
+    return None, f"{how} {result.error_text[-300:]}".strip()
 
 
 async def _runner(

@@ -24,6 +24,7 @@ from typing import Any
 
 RESULT_BYTES_MAX = 32 << 20
 OUTPUT_TAIL = 4000
+SCORE_BYTES_MAX = 4096
 AFTER_EXIT_S = 0.5
 PIPE_NUMBER = 230  # high, so that code which closes low descriptors does not hit it
 WORDS = (
@@ -115,6 +116,8 @@ class Sentinels:
 def start_child(config: dict[str, Any], sentinels: Sentinels, token: str) -> tuple[Any, int, int]:
     """Starts the test process; returns it, the result pipe and the output pipe."""
     user = pwd.getpwnam(config["user"])
+    if not user.pw_uid or user.pw_uid == config["score_uid"]:
+        raise ValueError(f"the tests must not run as uid {user.pw_uid}")
     home = tempfile.mkdtemp(prefix="home-")
     os.chown(home, user.pw_uid, user.pw_gid)
     result_r, result_w = os.pipe()
@@ -142,6 +145,9 @@ def start_child(config: dict[str, Any], sentinels: Sentinels, token: str) -> tup
     )
     os.close(output_w)
     os.close(PIPE_NUMBER)
+    # When memory runs out inside, the tests go before this process does.
+    with open(f"/proc/{child.pid}/oom_score_adj", "w") as adjust:
+        adjust.write("1000")
     keys = ("args", "import_roots", "plugins", "guard", "workdir", "test_paths")
     told = {key: config[key] for key in keys} | {"token": token, "channel": PIPE_NUMBER}
     told["extra"] = sentinels.files
@@ -206,6 +212,54 @@ def read_result(raw: bytes, token: str) -> tuple[dict[str, Any] | None, list[str
     return message, []
 
 
+def sweep(user: str) -> None:
+    """Ends every process of the tests' account, however it got away."""
+    # Not as root: -1 would stand for everything. The effective user is what kill goes by.
+    os.seteuid(pwd.getpwnam(user).pw_uid)
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+    finally:
+        os.seteuid(0)
+
+
+def run_score(config: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """Runs the task's own verifier and returns what it wrote to its channel, and how it ended."""
+    order = config["score"]
+    told = {key: report[key] for key in ("outcomes", "seconds")} | {"workdir": config["workdir"]}
+    text = json.dumps(told)
+    result_r, result_w = os.pipe()
+    output_r, output_w = os.pipe()
+    # A file, not a pipe: it need not read what it is told.
+    with tempfile.TemporaryFile("w+") as known:
+        known.write(text)
+        known.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-B", order["program"]],
+            stdin=known,
+            stdout=output_w,
+            stderr=output_w,
+            pass_fds=(result_w,),
+            cwd=config["workdir"],
+            env={
+                "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-8",
+                "PYTHONDONTWRITEBYTECODE": "1", "SKERRY_SCORE_FD": str(result_w),
+            },
+            user=config["score_uid"],
+            group=config["score_uid"],
+            extra_groups=[],
+            umask=0o077,
+            start_new_session=True,
+        )  # fmt: skip
+    os.close(output_w)
+    os.close(result_w)
+    raw, tail, timed_out = follow(child, result_r, output_r, order["timeout_s"])
+    return {
+        "text": raw[:SCORE_BYTES_MAX].decode("utf-8", "replace"), "status": child.returncode,
+        "timed_out": timed_out, "detail": tail.decode("utf-8", "replace")[-2000:],
+    }  # fmt: skip
+
+
 def verify(config: dict[str, Any]) -> dict[str, Any]:
     """Runs the tests once; returns the report."""
     token = os.urandom(16).hex()
@@ -219,6 +273,8 @@ def verify(config: dict[str, Any]) -> dict[str, Any]:
         step = "ran" if full else "setup"
         return {"step": step, "detail": f"{type(error).__name__}: {error}"}
     raw, tail, timed_out = follow(child, result, output, config["timeout_s"])
+    if config["sweep"]:
+        sweep(config["user"])
     message, forged = read_result(raw, token)
     detail = tail.decode("utf-8", "replace")[-2000:]
     report: dict[str, Any] = {
@@ -231,6 +287,8 @@ def verify(config: dict[str, Any]) -> dict[str, Any]:
     report["forged"] = forged + message["forged"] + sentinels.judge(outcomes, message["status"])
     report["outcomes"] = outcomes
     report["finished"] = not timed_out and child.returncode == message["status"]
+    if config["score"] and report["finished"] and not report["forged"]:
+        report["score"] = run_score(config, report)
     return report
 
 
