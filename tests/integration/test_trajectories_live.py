@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +17,14 @@ from waiting import until
 
 pytestmark = pytest.mark.root
 
+SKERRY = (sys.executable, "-m", "skerry.cli.main")
+LONG = b"x" * 100_000
 ESCAPES = "printf '\\033]0;owned\\007\\033[2J\\r\\nsound\\n'"
 
 
 def skerry(node: LiveNode, *words: str, status: int = 0) -> str:
     """Runs the command line beside the node's directories; returns what it says."""
-    argv = [sys.executable, "-m", "skerry.cli.main", "--state", node.state, "--run", node.run]
+    argv = [*SKERRY, "--state", node.state, "--run", node.run]
     done = subprocess.run([*argv, *words], capture_output=True, check=False, cwd="/")
     assert done.returncode == status, (done.returncode, done.stderr, done.stdout)
     return done.stdout.decode()
@@ -38,6 +42,7 @@ async def story(node: LiveNode) -> str:
         result = await running.wait()
         assert result.stdout == b"late\n"
         await sandbox.run("head -c 100000 /dev/zero | tr '\\0' x")
+        await sandbox.files.write("/root/long", LONG)
         await sandbox.pause()
         await sandbox.run("true")  # resumes it
         await sandbox.destroy()
@@ -86,20 +91,16 @@ async def test_story_of_a_sandbox_is_read_over_a_kill_of_its_node_and_after_its_
 async def test_story_is_read_without_the_node_that_wrote_it(layer_store):
     with LiveNode(layer_store).running() as node:
         sandbox = await story(node)
-        node.kill()
-        # A node that was killed leaves its socket: without a node one has to say so.
-        offline = ("--run", f"{node.run}/none")
-        told = skerry(node, *offline, "trace", "show", sandbox, "--json")
+        node.kill()  # which leaves its socket; none is started to read
+        told = skerry(node, "trace", "show", sandbox, "--json")
         check_story([json.loads(line) for line in told.splitlines()], sandbox)
-        assert "sound" in skerry(node, *offline, "trace", "verify", sandbox)
-        skerry(node, *offline, "trace", "diff", sandbox, sandbox)
-        (figures,) = map(
-            json.loads, skerry(node, *offline, "trace", "stats", sandbox, "--json").splitlines()
-        )
+        assert "sound" in skerry(node, "trace", "verify", sandbox)
+        skerry(node, "trace", "diff", sandbox, sandbox)
+        (figures,) = map(json.loads, skerry(node, "trace", "stats", sandbox, "--json").splitlines())
         assert (figures["commands"], figures["nonzero"], figures["failures"]) == (5, 1, {})
         assert figures["bytes_out"] > 100_000
         out = f"{node.state}/events.parquet"
-        skerry(node, *offline, "trace", "export", sandbox, "-o", out)
+        skerry(node, "trace", "export", sandbox, "-o", out)
         from pyarrow import parquet
 
         assert parquet.read_table(out).num_rows == len(told.splitlines())
@@ -130,3 +131,57 @@ async def test_reading_is_of_one_moment_while_a_sandbox_works(live_node, node_cl
         assert done == final[: len(done)]
         assert len(part) - len(done) <= 1
     await sandbox.destroy()
+
+
+def findings(node: LiveNode, *words: str, status: int) -> set[str]:
+    told = skerry(node, "trace", "verify", "--json", *words, status=status)
+    return {one["kind"] for line in told.splitlines() for one in json.loads(line)["findings"]}
+
+
+async def test_story_is_read_from_the_store_alone_and_what_was_changed_is_named(
+    tmp_path, layer_store
+):
+    """Segments ship while the node lives; its disk is lost, then somebody changes the store."""
+    with LiveNode(layer_store, options="[trajectory]\nseal_after_s = 0.3").running() as node:
+        sandbox = await story(node)
+        name = Path(node.state, "name").read_text().strip()
+        shipped = Path(layer_store, "trajectories", name)
+        kept = tmp_path / "store"
+
+        def whole() -> bool:
+            """Whether the store has everything up to the end of the sandbox."""
+            told = subprocess.run(
+                [*SKERRY, "trace", "show", sandbox, "--json", "--store", layer_store],
+                capture_output=True,
+                check=False,
+                cwd="/",
+            )
+            lines = told.stdout.decode().splitlines()
+            return bool(lines) and json.loads(lines[-1])["action"] == "delete"
+
+        await until(lambda: shipped.is_dir() and whole(), 60)
+        shutil.copytree(Path(layer_store, "trajectories"), kept / "trajectories")
+    store = ("--store", str(kept))
+    told = skerry(node, "trace", "show", sandbox, "--json", *store)
+    lines = [json.loads(line) for line in told.splitlines()]
+    check_story(lines, sandbox)
+    assert findings(node, sandbox, *store, status=0) == set()
+    assert findings(node, *store, status=0) == set()
+    (write,) = (line for line in lines if line["action"] == "file.write")
+    long = write["request"]["content"]["blob"]
+    contents = tmp_path / "contents"
+    skerry(node, "trace", "export", sandbox, "-o", "-", "--contents", str(contents), *store)
+    assert (contents / long).read_bytes() == LONG
+    blob = kept / "trajectories" / "blobs" / long
+    blob.chmod(0o600)
+    blob.write_bytes(b"y" * 100_000)
+    assert findings(node, sandbox, *store, status=1) == {"changed_blob"}
+    blob.unlink()
+    assert findings(node, sandbox, *store, status=1) == {"missing_blob"}
+    first = min((kept / "trajectories" / name).glob("*.seg"))
+    data = first.read_bytes()
+    first.chmod(0o600)
+    first.write_bytes(data.replace(b"/root/file", b"/root/evil", 1))
+    assert {"damaged", "not_anchored"} <= findings(node, sandbox, *store, status=1)
+    first.unlink()
+    assert "truncated" in findings(node, sandbox, *store, status=1)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import click
 
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
     from skerry.trajectory.archive import Archive
     from skerry.trajectory.sources import Shelf
 
-T = TypeVar("T")
-
 PAGE = 1000
+ANSWERS_WITHIN_S = 5.0
 
 
 class Place(NamedTuple):
@@ -158,7 +158,15 @@ def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def node_is_there(app: App) -> bool:
     """Whether a node was named, or one runs here: none is started to read what was recorded."""
-    return app.settings.url is not None or os.path.exists(app.settings.socket)
+    if app.settings.url is not None:
+        return True
+    with socket.socket(socket.AF_UNIX) as found:
+        found.settimeout(ANSWERS_WITHIN_S)
+        try:
+            found.connect(app.settings.socket)  # one that was killed leaves its name
+        except OSError:
+            return False
+    return True
 
 
 @asynccontextmanager
@@ -244,17 +252,3 @@ async def one_named(traces: Traces, name: str) -> TrajectoryInfo:
         ids = ", ".join(info.sandbox for info in found[:8])
         raise InvalidRequest(f"{name[:80]!r} has several sandboxes: give one of {ids}")
     return found[0]
-
-
-def in_turn(work: AsyncIterator[T]) -> Iterator[T]:
-    """Yields what an async iterator does, from a thread beside its loop."""
-    loop = asyncio.get_running_loop()
-
-    async def following() -> T | None:
-        return await anext(work, None)
-
-    def items() -> Iterator[T]:
-        while (item := asyncio.run_coroutine_threadsafe(following(), loop).result()) is not None:
-            yield item
-
-    return items()

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
-from skerry.cli.traces import Place, Traces, in_turn, named, one_named, open_traces, store_options
+from skerry.cli.traces import Place, Traces, named, one_named, open_traces, store_options
 from skerry.cli.traceview import brief, came, cut, inert
 from skerry.cli.words import age, size
 from skerry.errors import InvalidRequest, LayerDamaged, NotFound
+from skerry.sdk.inturn import in_thread
 
 if TYPE_CHECKING:
     from skerry.spec.trajectory import Event, TrajectoryInfo
@@ -60,11 +61,11 @@ def diff(
 async def _diff(app: App, names: tuple[str, str], place: Place, *, everything: bool) -> int:
     async with open_traces(app, place) as traces:
         infos = [await one_named(traces, name) for name in names]
-        left, right = (in_turn(traces.events(info.sandbox)) for info in infos)
+        left, right = (traces.events(info.sandbox) for info in infos)
         view = _Side(app, everything=everything)
         if not app.as_json:
             view.head([info.sandbox for info in infos])
-        await asyncio.to_thread(view.take, left, right)
+        await in_thread(view.take, left, right)
     return view.end()
 
 
@@ -184,7 +185,9 @@ def export(
     """
     if (bool(names), job is not None, everything).count(True) != 1:
         raise InvalidRequest("give names, --job or --all")
-    kind = kind or ("parquet" if output.endswith(".parquet") else "jsonl")
+    from skerry.trajectory.export import kind_of
+
+    kind = kind or kind_of(output)
     if output == "-" and kind == "parquet":
         raise InvalidRequest("Parquet needs a file: --output FILE")
     work = _Export(app, names, job, output, kind, contents)
@@ -210,13 +213,16 @@ class _Export:
 
         digests: set[str] = set()
         async with open_traces(self.app, place) as traces:
-            events = in_turn(_events(traces, _chosen(traces, self.names, self.job)))
-            if self.contents is not None:
-                events = _noting(events, digests)
-            if self.output == "-":
-                count = await asyncio.to_thread(_to_stdout, Lines(sys.stdout.buffer), events)
-            else:
-                count = await asyncio.to_thread(write, events, self.output, self.kind)
+            events = _events(traces, _chosen(traces, self.names, self.job))
+
+            def work(events: Iterable[Event]) -> int:
+                if self.contents is not None:
+                    events = _noting(events, digests)
+                if self.output == "-":
+                    return _to_stdout(Lines(sys.stdout.buffer), events)
+                return write(events, self.output, self.kind)
+
+            count = await in_thread(work, events)
             for digest in sorted(digests):
                 await self._save(traces, digest)
         return count
@@ -227,7 +233,7 @@ class _Export:
         path = os.path.join(directory, digest)
         os.makedirs(directory, exist_ok=True)
         try:
-            await asyncio.to_thread(_write, path + ".part", in_turn(traces.blob(digest)))
+            await in_thread(partial(_write, path + ".part"), traces.blob(digest))
             os.replace(path + ".part", path)
         except (NotFound, LayerDamaged) as error:
             os.unlink(path + ".part")
@@ -250,11 +256,11 @@ def _to_stdout(lines: Writer, events: Iterable[Event]) -> int:
 
 def _noting(events: Iterable[Event], digests: set[str]) -> Iterator[Event]:
     """Yields the events, and collects which long contents they name."""
-    from skerry.trajectory.checking import blobs_in
+    from skerry.spec.trajectory import blobs_of
 
     for event in events:
-        digests.update(blobs_in(event.request))
-        digests.update(blobs_in(event.result))
+        digests.update(blobs_of(event.request))
+        digests.update(blobs_of(event.result))
         yield event
 
 
@@ -314,8 +320,7 @@ async def _stats(
     async with open_traces(app, place) as traces:
         async for info in _chosen(traces, *chosen):
             name = {"sandbox": info.sandbox, "rollout": info.rollout, "job": info.job}[by]
-            events = in_turn(traces.events(info.sandbox))
-            one = await asyncio.to_thread(stats_of, events)
+            one = await in_thread(stats_of, traces.events(info.sandbox))
             groups.setdefault(name or info.sandbox, TrajectoryStats()).add(one)
     return groups
 

@@ -1596,6 +1596,24 @@ class Trajectories:
         """The node reads all records of a sandbox again, and says what is wrong; NotFound."""
         return self._portal.call(self._inner.verify(sandbox))
 
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str | None = None,
+        rollout: str | None = None,
+        job: str | None = None,
+        sandbox: str | None = None,
+    ) -> int:
+        """Writes the events of the trajectories asked for to a local file; returns how many.
+
+        `format` is "jsonl" or "parquet" (which needs skerry[parquet]); without it the file's name
+        says. The file appears whole or not at all. Raises StorageFailed, Unavailable without pyarrow.
+        """
+        return self._portal.call(
+            self._inner.export(path, format=format, rollout=rollout, job=job, sandbox=sandbox)
+        )
+
     def blob(self, digest: str) -> bytes:
         """Returns a long content that an event names by its sha256, checked against it.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from urllib.parse import quote
 
 from skerry.errors import LayerDamaged
+from skerry.sdk.inturn import in_thread
 from skerry.sdk.transport import Transport
 from skerry.spec.trajectory import (
     EVENTS_PAGE_MAX,
@@ -88,6 +90,31 @@ class AsyncTrajectories:
             TrajectoryCheck,
             repeatable=True,
         )
+
+    async def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str | None = None,  # noqa: A002 - what it is called everywhere
+        rollout: str | None = None,
+        job: str | None = None,
+        sandbox: str | None = None,
+    ) -> int:
+        """Writes the events of the trajectories asked for to a local file; returns how many.
+
+        `format` is "jsonl" or "parquet" (which needs skerry[parquet]); without it the file's name
+        says. The file appears whole or not at all. Raises StorageFailed, Unavailable without pyarrow.
+        """
+        from skerry.trajectory.export import export, kind_of
+
+        kind = format or kind_of(os.fspath(path))
+
+        async def events() -> AsyncIterator[Event]:
+            async for info in self.iterate(rollout=rollout, job=job, sandbox=sandbox):
+                async for event in self.events(info.sandbox):
+                    yield event
+
+        return await in_thread(lambda found: export(found, os.fspath(path), kind), events())
 
     async def blob(self, digest: str) -> bytes:
         """Returns a long content that an event names by its sha256, checked against it.

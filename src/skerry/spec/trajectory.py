@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ import msgspec
 EVENTS_PAGE_MAX: Final = 1000
 TRAJECTORIES_PAGE_MAX: Final = 1000
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -159,7 +162,21 @@ def is_content(value: Any) -> bool:
         and isinstance(value.get("bytes"), int)
         and len(value.keys() & {"text", "base64", "blob", "dropped"}) == 1
         and value.keys() <= {"bytes", "text", "base64", "blob", "dropped", "sha256"}
+        and ("blob" not in value or _is_digest(value["blob"]))
     )
+
+
+def blobs_of(value: Any) -> Iterator[str]:
+    """Yields the digests of the long contents in a value; not of what a caller named like one."""
+    if is_content(value):
+        if "blob" in value:
+            yield value["blob"]
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from blobs_of(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from blobs_of(inner)
 
 
 def content_bytes(value: dict[str, Any]) -> bytes | None:
@@ -200,6 +217,10 @@ def canonical(request: dict[str, Any]) -> bytes:
 def request_digest(request: dict[str, Any]) -> str:
     """Returns the sha256 of a request's canonical JSON, in hexadecimal."""
     return hashlib.sha256(canonical(request)).hexdigest()
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def _by_digest(value: Any) -> Any:

@@ -108,16 +108,29 @@ class Archive:
         """Returns a page of trajectories, oldest first."""
         after = _after(cursor)
         seen = [
-            (one.from_ns, one.sandbox)
+            (one.from_ns, one.sandbox, one)
             for log in self._logs(wanted)
             for one in log.sightings().all()
             if wanted.covers(one) and (one.from_ns, one.sandbox) > after
         ]
-        seen.sort()
+        seen.sort(key=lambda found: found[:2])
         page = seen[:limit]
-        items = tuple(self.info(sandbox) for _, sandbox in page)
+        items = tuple(self._told(one) for _, _, one in page)
         more = len(seen) > len(page)
         return TrajectoryPage(items, "{}.{}".format(*page[-1]) if more else None)
+
+    def _told(self, seen: Seen) -> TrajectoryInfo:
+        """Returns what is known of a trajectory; from the indices alone if its segments are gone."""
+        try:
+            return self.info(seen.sandbox)
+        except NotFound:
+            return TrajectoryInfo(
+                sandbox=seen.sandbox,
+                rollout=seen.rollout,
+                job=seen.job,
+                node=seen.sandbox[1:6],
+                created=seen.from_ns / 1e9,
+            )
 
     def logs(self) -> list[Log]:
         """Returns the logs of all nodes."""

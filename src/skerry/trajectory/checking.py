@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from skerry.errors import LayerDamaged, NotFound, StorageFailed
 from skerry.spec.ids import SANDBOX_PATTERN
-from skerry.spec.trajectory import Finding, FindingKind, TrajectoryCheck
+from skerry.spec.trajectory import Finding, FindingKind, TrajectoryCheck, blobs_of
 from skerry.trajectory.archive import Archive
 from skerry.trajectory.blobs import Blobs
 from skerry.trajectory.index import SegmentIndex
 from skerry.trajectory.links import Links
+from skerry.trajectory.outline import Outline
 from skerry.trajectory.reading import Log
 from skerry.trajectory.segment import HEADER_BYTES, NO_HASH, Found, Header, decode_header
 from skerry.trajectory.sources import Source, walk
@@ -125,8 +126,13 @@ class Pass:
 def check_sandbox(archive: Archive, sandbox: str) -> TrajectoryCheck:
     """Checks all that is recorded of a sandbox, and its long contents; raises NotFound."""
     log = archive.whole_log_of(sandbox)
-    outline = log.outline(sandbox)
     numbers = log.sightings().segments_of(sandbox)
+    if not numbers:
+        raise NotFound(f"no trajectory of {sandbox} on record")
+    try:
+        outline = log.outline(sandbox)
+    except NotFound:  # all that mention it are gone, and that is what will be said
+        outline = Outline(sandbox)
     findings = Findings(log.node)
     present = log.source.numbers()
     _missing(log, range(numbers[0], numbers[-1]), present, findings)
@@ -135,9 +141,10 @@ def check_sandbox(archive: Archive, sandbox: str) -> TrajectoryCheck:
     for _, found in reading.segments(numbers, present[-1]):
         subject = found.record.subject
         if subject == sandbox or subject.startswith(sandbox + "."):
-            blobs.update(blobs_in(found.record.data))
+            blobs.update(blobs_of(found.record.data))
     _not_away(log)
-    _check_chain(log, sandbox, findings)
+    if outline.seqs:
+        _check_chain(log, sandbox, findings)
     _check_blobs(archive.blobs, blobs, findings, archive.breathe)
     return TrajectoryCheck(
         sandbox=sandbox,
@@ -167,7 +174,7 @@ def check_log(archive: Archive, log: Log) -> TrajectoryCheck:
     head = NO_HASH
     for number, found in reading.segments(numbers, numbers[-1] if numbers else 0):
         record, head = found.record, found.hash
-        blobs.update(blobs_in(record.data))
+        blobs.update(blobs_of(record.data))
         if record.seq <= last.get(record.subject, 0):
             continue  # a copy that was carried over
         first = record.subject not in last
@@ -191,20 +198,6 @@ def check_log(archive: Archive, log: Log) -> TrajectoryCheck:
         head=head.hex(),
         findings=tuple(findings.all),
     )
-
-
-def blobs_in(value: Any) -> Iterator[str]:
-    """Yields the digests of the long contents that a record names."""
-    if isinstance(value, dict):
-        digest = value.get("blob")
-        if isinstance(digest, str) and len(digest) == 64 and isinstance(value.get("bytes"), int):
-            yield digest
-        else:
-            for inner in value.values():
-                yield from blobs_in(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from blobs_in(inner)
 
 
 def _check_chain(log: Log, sandbox: str, findings: Findings, *, begun_before: bool = False) -> None:

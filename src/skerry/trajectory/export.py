@@ -62,6 +62,11 @@ class Writer(Protocol):
         """Ends the file."""
 
 
+def kind_of(path: str) -> str:
+    """Returns the format that a file's name stands for."""
+    return "parquet" if path.endswith(".parquet") else "jsonl"
+
+
 def export(events: Iterable[Event], path: str, kind: str) -> int:
     """Writes a file; returns how many events are in it.
 

@@ -135,19 +135,6 @@ def _session_ended(data: dict[str, Any], _last: dict[str, Any], _kind: str) -> D
     return Draft(action="session.close", request={"id": str(data.get("id", ""))})
 
 
-def _stood(data: dict[str, Any], _last: dict[str, Any], _kind: str) -> Draft:
-    return Draft(action="pause" if data.get("paused") else "resume")
-
-
-def _changed(data: dict[str, Any], before: dict[str, Any], _kind: str) -> Draft:
-    """A change is told as the fields that are other than in the record before."""
-    spec, old = _request(data.get("spec")), _request(before.get("spec"))
-    names = sorted(spec.keys() | old.keys())
-    request = {name: spec.get(name) for name in names if spec.get(name) != old.get(name)}
-    action = "network.set" if request.keys() == {"network"} else "change"
-    return Draft(action=action, request=request)
-
-
 def _ending(data: dict[str, Any], _last: dict[str, Any], _kind: str) -> Draft:
     state = str(data.get("state", ""))
     if state == "failed":
@@ -180,8 +167,6 @@ _DRAFTS: Final[dict[str, Callable[[dict[str, Any], dict[str, Any], str], Draft]]
     "did": _did,
     "session": _session,
     "session-ended": _session_ended,
-    "stood": _stood,
-    "changed": _changed,
     "ending": _ending,
 }
 

@@ -22,7 +22,7 @@ VOID: Final = 2
 OUTCOMES: Final = {OPEN: Outcome.RUNNING, CLOSED: Outcome.DONE, VOID: Outcome.VOID}
 
 # Kinds of which each record is an event of its own, begun and done.
-_AT_ONCE: Final = frozenset({"session", "session-ended", "stood", "changed", "ending"})
+_AT_ONCE: Final = frozenset({"session", "session-ended", "ending"})
 _STATES: Final = frozenset({"stopped", "failed"})
 
 
@@ -30,7 +30,7 @@ class Outline:
     """The events of one sandbox. `take` its records in the order of their seq.
 
     Invariant: event i begins with the record at begins[i]; the one at ends[i] says what came of it,
-    0: none yet, or the record before a change.
+    0: none yet.
     """
 
     def __init__(self, sandbox: str) -> None:
@@ -50,7 +50,6 @@ class Outline:
         self.began = False  # its first record is there
         self.unbroken = True  # each record follows from the one before it
         self._created = -1  # the event "create" while it is open
-        self._spec = 0  # the place of the record with its spec
         self._open: dict[bytes, int] = {}  # commands and other operations under way, or void
         self._links = Links()
 
@@ -108,10 +107,8 @@ class Outline:
             self._close(self._created, place, CLOSED)
             self._created = -1
         elif kind in _AT_ONCE:
-            self._append(place, self._spec if kind == "changed" else place, CLOSED)
-            if kind == "changed":
-                self._take_spec(data, place)
-            elif kind == "ending":
+            self._append(place, place, CLOSED)
+            if kind == "ending":
                 self._ending(data, place, time_ns)
 
     def _create(self, data: dict[str, Any], place: int, time_ns: int) -> None:
@@ -119,15 +116,11 @@ class Outline:
         self.created_ns = time_ns
         self.state = "live"
         self._created = self._append(place, 0, OPEN)
-        self._take_spec(data, place)
-
-    def _take_spec(self, data: dict[str, Any], place: int) -> None:
         spec = data.get("spec")
         fields = spec if isinstance(spec, dict) else {}
         rollout, job = fields.get("rollout"), fields.get("job")
         self.rollout = rollout if isinstance(rollout, str) else None
         self.job = job if isinstance(job, str) else None
-        self._spec = place
 
     def _ending(self, data: dict[str, Any], place: int, time_ns: int) -> None:
         if self._created >= 0:  # it never came to be

@@ -154,9 +154,12 @@ class Log:
         """Takes in the rest of a segment; False if a record belongs before those that were taken."""
         start = traced.end if number == traced.number else HEADER_BYTES
         records = walk(self.source, number, start)
-        for found in self._of(records, traced.outline.sandbox):
-            if not traced.outline.take(number, found):
-                return False
+        try:
+            for found in self._of(records, traced.outline.sandbox):
+                if not traced.outline.take(number, found):
+                    return False
+        except NotFound:  # its index says that it was there: the rest is read all the same
+            traced.outline.unbroken = False
         traced.number, traced.end = number, records.end
         return True
 
@@ -166,8 +169,11 @@ class Log:
         traced = Traced(sandbox)
         for number in numbers:
             records = walk(self.source, number)
-            for found in self._of(records, sandbox):
-                places[found.record.seq] = place_of(number, found.offset)
+            try:
+                for found in self._of(records, sandbox):
+                    places[found.record.seq] = place_of(number, found.offset)
+            except NotFound:
+                traced.outline.unbroken = False
             traced.number, traced.end = number, records.end
         for place in array("Q", [places[seq] for seq in sorted(places)]):
             traced.outline.take(place >> OFFSET_BITS, self.at(place))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 from pathlib import Path
 
 import pytest
-from node_stand import settle
+from node_stand import FREE, settle
 
 from skerry.errors import InvalidRequest, LayerDamaged, NotFound
 from skerry.node import trajectories as module
+from skerry.node.config import Limits
 from skerry.sdk.trajectories import AsyncTrajectories
 from skerry.sdk.transport import Transport
 from skerry.spec.trajectory import Outcome
@@ -20,7 +22,8 @@ from skerry.spec.trajectory import Outcome
 @pytest.fixture
 async def client(stand):
     """Returns the SDK's trajectories of a node that serves, and its API."""
-    async with stand.serving() as (node, api):
+    limits = Limits(**FREE, loop_lag_max_s=0)  # the machine may be busy
+    async with stand.serving(limits=limits) as (node, api):
         transport = Transport("http://node", socket_path=node.config.socket_path)
         yield AsyncTrajectories(transport), api, node
         await transport.close()
@@ -150,3 +153,17 @@ async def test_commands_go_on_while_a_long_record_is_read(client):
     reading = asyncio.create_task(trajectories.verify(sandbox))
     await run(api, sandbox, "echo", "meanwhile")
     assert (await reading).sound
+
+
+async def test_export_of_a_client_is_a_whole_file(client, tmp_path):
+    trajectories, api, _ = client
+    sandbox = await api.create(rollout="r-1")
+    await api.create(rollout="r-2")
+    await run(api, sandbox, "echo", "one")
+    path = tmp_path / "events.jsonl"
+    assert await trajectories.export(path, rollout="r-1") == 2
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["action"] for line in lines] == ["create", "run"]
+    assert await trajectories.export(tmp_path / "all.parquet") == 3
+    with pytest.raises(InvalidRequest, match="csv"):
+        await trajectories.export(path, format="csv")

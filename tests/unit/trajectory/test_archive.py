@@ -9,6 +9,7 @@ import pytest
 
 from skerry.errors import InvalidRequest, LayerDamaged, NotFound, StorageFailed
 from skerry.images.objects.directory import DirectoryObjects
+from skerry.spec.trajectory import FindingKind
 from skerry.trajectory.archive import Archive, Wanted
 from skerry.trajectory.checking import check_sandbox
 from skerry.trajectory.index import decode_index, encode_index
@@ -202,3 +203,29 @@ def test_sandbox_of_another_node_is_looked_for_in_the_store_alone(story, store):
         archive.info("sbbbbb" + "a" * 15)
     assert archive.select(Wanted(sandbox="sbbbbb" + "a" * 15), 10).items == ()
     assert archive.select(Wanted(sandbox=sandbox_id(0)), 10).items[0].sandbox == sandbox_id(0)
+
+
+def test_segment_that_is_gone_from_the_store_costs_what_was_in_it(story, store):
+    boxes = fill(story)
+    shelf = story.ship(store)
+    shelf.delete(segment_key(NODE, 2))
+    archive = offline(store)
+    info = archive.info(boxes[0])
+    assert 0 < info.events < 41
+    assert not info.complete
+    check = check_sandbox(archive, boxes[0])
+    assert FindingKind.TRUNCATED in {finding.kind for finding in check.findings}
+
+
+def test_sandbox_of_which_every_segment_is_gone_is_truncated_and_not_unknown(story, store):
+    box = story.create(9)
+    story.run(box, "a")
+    shelf = story.ship(store)
+    shelf.delete(segment_key(NODE, 1))
+    check = check_sandbox(offline(store), box)
+    assert [finding.kind for finding in check.findings] == [FindingKind.TRUNCATED]
+    assert (check.complete, check.events) == (False, 0)
+    (info,) = offline(store).select(ANY, 10).items
+    assert (info.sandbox, info.complete, info.events) == (box, False, 0)
+    with pytest.raises(NotFound):
+        check_sandbox(offline(store), sandbox_id(5))

@@ -8,13 +8,25 @@ import msgspec
 import pytest
 
 from skerry.errors import NotFound
-from skerry.node.ledger import Changed, SessionBegan, SessionEnded, Stood, Void
+from skerry.node.ledger import (
+    Answered,
+    Asked,
+    Changed,
+    Did,
+    Doing,
+    SessionBegan,
+    SessionEnded,
+    Stood,
+    Void,
+)
+from skerry.spec.command import CommandSpec, RunResult
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.spec.session import SessionSpec
 from skerry.spec.trajectory import Outcome
 from skerry.trajectory import reading
 from skerry.trajectory.reading import Log
 from skerry.trajectory.sources import Directory
+from skerry.wire.http import ErrorBody
 from trajectory_stories import NODE, Story, sandbox_id
 
 
@@ -114,23 +126,66 @@ def test_what_else_is_done_to_a_sandbox_is_an_event_each(story):
     sandbox = story.create(1, labels={"a": "1"})
     ledger = story.ledger
     ledger.append(sandbox, SessionBegan("main", SessionSpec(), "/bin/bash", b"o" * 16, 2, 1.0))
-    ledger.append(sandbox, Stood(paused=True))
-    ledger.append(sandbox, Stood(paused=False))
+    ledger.append(sandbox, Stood(paused=True))  # the node's own memory, beside what was done
+    ledger.append(sandbox, Did("pause", result={"freed_bytes": 5}, started=3.0, ended=4.0))
     ledger.append(sandbox, Changed(SandboxSpec(labels={"a": "1"}, network=("pypi",))))
-    ledger.append(sandbox, Changed(SandboxSpec(labels={"a": "2"}, ttl_s=5.0, network=("pypi",))))
+    ledger.append(sandbox, Did("network", {"network": ["pypi"]}, result={}))
     ledger.append(sandbox, SessionEnded("main"))
     story.end(sandbox, reason="idle")
-    told = [(e.action, e.request) for e in events(story, sandbox)[1:]]
-    assert told == [
+    told = events(story, sandbox)[1:]
+    assert [(event.action, event.request) for event in told] == [
         ("session.create", {"id": "main"}),
         ("pause", {}),
-        ("resume", {}),
-        ("network.set", {"network": ["pypi"]}),
-        ("change", {"labels": {"a": "2"}, "ttl_s": 5.0}),
+        ("network", {"network": ["pypi"]}),
         ("session.close", {"id": "main"}),
         ("stop", {}),
     ]
-    assert events(story, sandbox)[-1].result == {"reason": "idle"}
+    assert (told[1].result, told[1].started, told[1].ended) == ({"freed_bytes": 5}, 3.0, 4.0)
+    assert told[-1].result == {"reason": "idle"}
+
+
+def test_operation_that_was_announced_is_one_event_with_all_that_was_asked(story):
+    sandbox = story.create(1)
+    ledger = story.ledger
+    one, other, lost = b"1" * 16, b"2" * 16, b"3" * 16
+    content = {"blob": "0" * 64, "bytes": 9000}
+    ledger.append(sandbox, Doing(one, "file.write", {"path": "/a"}, 1.0))
+    ledger.append(sandbox, Doing(other, "file.mkdir", {"path": "/b"}, 2.0))
+    ledger.append(sandbox, Doing(lost, "file.move", {"path": "/c"}, 3.0))
+    error = ErrorBody("file_refused", "sandbox", "it is there", retryable=False)
+    did = Did("file.mkdir", {"path": "/b"}, other, error=error, started=2.0, ended=2.5)
+    ledger.append(sandbox, did)
+    asked = {"path": "/a", "content": content, "small": b"bytes"}
+    usage = {"cpu_seconds": 0.5}
+    ledger.append(sandbox, Did("file.write", asked, one, result={"size": 9000}, usage=usage))
+    story.end(sandbox)
+    write, mkdir, move = events(story, sandbox)[1:4]
+    assert (write.action, write.op, write.result) == ("file.write", one.hex(), {"size": 9000})
+    assert write.request == {
+        "path": "/a",
+        "content": content,
+        "small": {"bytes": 5, "text": "bytes"},
+    }
+    assert (write.started, write.usage) == (1.0, usage)
+    assert (mkdir.outcome, mkdir.error["fault"], mkdir.ended) == (Outcome.ERROR, "sandbox", 2.5)
+    assert (move.outcome, move.request) == (Outcome.UNKNOWN, {"path": "/c"})
+
+
+def test_contents_kept_beside_a_command_stand_in_its_event(story):
+    sandbox = story.create(1)
+    blob = {"blob": "1" * 64, "bytes": 100_000}
+    dropped = {"dropped": True, "sha256": "2" * 64, "bytes": 1 << 30}
+    op = b"1" * 16
+    command = CommandSpec(argv=("cat",))
+    asked = Asked(op, 1, op, b"f" * 16, command, 1.0, stdin_spooled=100_000, kept={"stdin": blob})
+    story.ledger.append(sandbox, asked)
+    result = RunResult(exit_code=0, stdout_total=1 << 30, stderr=b"few")
+    kept = {"stdout": dropped}
+    story.ledger.append(sandbox, Answered(op, 1.0, result, spooled=(1,), kept=kept))
+    event = events(story, sandbox)[1]
+    assert event.request["stdin"] == blob
+    assert event.result["stdout"] == dropped
+    assert event.result["stderr"] == {"bytes": 3, "text": "few"}
 
 
 def test_creation_that_failed_is_an_error_of_the_create(story):
@@ -258,4 +313,4 @@ def test_damage_in_one_record_costs_no_other_event(story):
     story.journal.append(sandbox, "ending", {"state": 9, "reason": {"a": 1}})
     story.journal.append(sandbox, "quite-new", {"type": "quite-new", "x": b"1"})
     told = events(story, sandbox)
-    assert [e.action for e in told] == ["create", "run", "run", "change", "stop"]
+    assert [e.action for e in told] == ["create", "run", "run", "stop"]
