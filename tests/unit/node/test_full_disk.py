@@ -18,6 +18,7 @@ from skerry.spec.session import SessionSpec
 from skerry.wire.control import SandboxChange
 from skerry.wire.files import FileOp
 from skerry.wire.http import CommitBody
+from skerry.wire.jobs import JobChange
 
 TRUE = CommandSpec(argv=("true",))
 KINDS = list(ledger._KINDS.values())
@@ -36,6 +37,7 @@ async def use_a_job(node) -> None:
     try:
         await node.keeping.pause(job)
         await node.keeping.resume(job)
+        node.keeping.change(job, JobChange(priority=1))
     finally:
         await node.keeping.end(job, "it is over", delete=True)
 
