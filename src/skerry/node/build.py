@@ -44,7 +44,7 @@ from skerry.node.scrubber import Scrubber
 from skerry.node.tasks import Tasks
 from skerry.node.timers import Timers
 from skerry.node.trail.records import Records, open_records
-from skerry.node.trajectories import Trajectories, breathe
+from skerry.node.trajectories import Trajectories
 from skerry.node.workers.uplinks import Uplinks
 from skerry.node.workers.workers import Workers
 from skerry.trajectory.archive import Archive
@@ -258,14 +258,15 @@ def _objects(kept: ImageLibrary | None) -> Callable[[], Store] | None:
 def _trajectories(
     config: NodeConfig, name: str, store: Callable[[], Store] | None, clock: Clock
 ) -> Trajectories:
-    state = config.state_dir
-    archive = Archive(
-        Directory(os.path.join(state, "journal"), name),
-        Late(store) if store is not None else None,
-        clock.monotonic,
-        own_blobs=os.path.join(state, "trajectory", "blobs"),
-        breathe=breathe,
-    )
+    def archive(breathe: Callable[[], None]) -> Archive:
+        return Archive(
+            Directory(os.path.join(config.state_dir, "journal"), name),
+            Late(store) if store is not None else None,
+            clock.monotonic,
+            own_blobs=os.path.join(config.state_dir, "trajectory", "blobs"),
+            breathe=breathe,
+        )
+
     return Trajectories(archive)
 
 

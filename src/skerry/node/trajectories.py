@@ -1,14 +1,15 @@
-"""Trajectories for the event loop: an archive, read in one thread that lets the loop go first."""
+"""Trajectories for the event loop: archives, read in threads that let the loop go first."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from skerry.errors import Overloaded
+from skerry.errors import Overloaded, Unavailable
 from skerry.spec.trajectory import EventPage, TrajectoryCheck, TrajectoryPage
 from skerry.trajectory.archive import Archive, Wanted
 from skerry.trajectory.blobs import check_digest
@@ -20,36 +21,35 @@ WAITING_MAX = 64
 BREATH_S = 0.00005
 
 
-def breathe() -> None:
-    """Lets other threads have the interpreter."""
-    time.sleep(BREATH_S)
-
-
 class Trajectories:
-    """What was recorded, of living sandboxes and of others. Reads wait for each other, in order."""
+    """What was recorded, of living sandboxes and of others.
 
-    def __init__(self, archive: Archive) -> None:
-        self._archive = archive
-        self._thread = ThreadPoolExecutor(1, "trajectories")
+    Pages of events have a thread of their own, beside listings and checks, which may take long.
+    """
+
+    def __init__(self, archive: Callable[[Callable[[], None]], Archive]) -> None:
+        """`archive` makes one, given what it is to call now and then."""
+        self._pages = Lane("trajectory-pages", archive)
+        self._surveys = Lane("trajectory-surveys", archive)
+        self._blobs = self._surveys.archive.blobs
         self._blob_threads = ThreadPoolExecutor(2, "contents")
-        self._waiting = 0
 
     async def select(self, wanted: Wanted, limit: int, cursor: str | None) -> TrajectoryPage:
         """Returns a page of trajectories; InvalidRequest for a cursor of none."""
-        return await self._run(lambda: self._archive.select(wanted, limit, cursor))
+        return await self._surveys.run(lambda archive: archive.select(wanted, limit, cursor))
 
     async def page(self, sandbox: str, start: int, limit: int) -> EventPage:
         """Returns events of a sandbox; NotFound, InvalidRequest."""
-        return await self._run(lambda: self._archive.page(sandbox, start, limit))
+        return await self._pages.run(lambda archive: archive.page(sandbox, start, limit))
 
     async def check(self, sandbox: str) -> TrajectoryCheck:
         """Reads all that is recorded of a sandbox again and says what is wrong; NotFound."""
-        return await self._run(lambda: check_sandbox(self._archive, sandbox))
+        return await self._surveys.run(lambda archive: check_sandbox(archive, sandbox))
 
     async def blob(self, digest: str) -> AsyncIterator[bytes]:
         """Gives a content, piece by piece; NotFound, StorageFailed, LayerDamaged at its end."""
         loop = asyncio.get_running_loop()
-        pieces = self._archive.blobs.pieces(check_digest(digest))
+        pieces = self._blobs.pieces(check_digest(digest))
         while True:
             piece = await loop.run_in_executor(self._blob_threads, next, pieces, None)
             if piece is None:
@@ -57,20 +57,61 @@ class Trajectories:
             yield piece
 
     def close(self) -> None:
-        """Ends the threads; what is being read is not waited for."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends the threads; what is being read is left."""
+        self._pages.close()
+        self._surveys.close()
         self._blob_threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        if self._waiting >= WAITING_MAX:
+
+class Lane:
+    """One thread, and an archive that only it uses. Reads wait for each other, in order.
+
+    What is read for a client that has gone is left within a moment.
+    """
+
+    def __init__(self, name: str, archive: Callable[[Callable[[], None]], Archive]) -> None:
+        self.archive = archive(self._breathe)
+        self.waiting = 0
+        self._thread = ThreadPoolExecutor(1, name)
+        self._left = threading.Event()  # by who asked for what is read now
+        self._closed = False
+
+    async def run(self, work: Callable[[Archive], T]) -> T:
+        """Returns what the work does; Overloaded if too many wait."""
+        if self.waiting >= WAITING_MAX:
             raise Overloaded(
                 f"trajectories: {WAITING_MAX} requests wait",
                 limit="trajectories",
                 maximum=WAITING_MAX,
                 retry_after_s=1.0,
             )
-        self._waiting += 1
+        left = threading.Event()
+
+        def turn() -> T:
+            self._left = left
+            self._breathe()
+            return work(self.archive)
+
+        self.waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, turn)
+        except _LeftAlone:
+            raise Unavailable("the node is ending: ask again", retry_after_s=0.1) from None
         finally:
-            self._waiting -= 1
+            left.set()
+            self.waiting -= 1
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed = True
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _breathe(self) -> None:
+        """Lets other threads have the interpreter; ends a read that nobody waits for."""
+        time.sleep(BREATH_S)
+        if self._left.is_set() or self._closed:
+            raise _LeftAlone
+
+
+class _LeftAlone(Exception):
+    """Nobody waits for what is being read."""

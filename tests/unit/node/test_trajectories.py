@@ -128,18 +128,20 @@ async def test_reads_beyond_the_bound_are_refused_and_the_rest_come_in_turn(clie
     monkeypatch.setattr(module, "WAITING_MAX", 2)
     held = asyncio.Event()
     loop = asyncio.get_running_loop()
-    real = node.trajectories._archive.page
+    pages = node.trajectories._pages
+    real = pages.archive.page
 
     def slow(*args):
         asyncio.run_coroutine_threadsafe(held.wait(), loop).result()
         return real(*args)
 
-    monkeypatch.setattr(node.trajectories._archive, "page", slow)
+    monkeypatch.setattr(pages.archive, "page", slow)
     waiting = [asyncio.create_task(trajectories.page(sandbox)) for _ in range(2)]
-    while node.trajectories._waiting < 2:
+    while pages.waiting < 2:
         await settle()
     answer = await api.call("GET", f"/v1/trajectories/{sandbox}/events", status=429)
     assert answer["fields"]["limit"] == "trajectories"
+    assert len(await trajectories.list()) == 1  # which waits for no page
     held.set()
     pages = await asyncio.gather(*waiting)
     assert [len(page.events) for page in pages] == [1, 1]
@@ -167,3 +169,31 @@ async def test_export_of_a_client_is_a_whole_file(client, tmp_path):
     assert await trajectories.export(tmp_path / "all.parquet") == 3
     with pytest.raises(InvalidRequest, match="csv"):
         await trajectories.export(path, format="csv")
+
+
+async def test_reader_of_a_client_that_left_stops_and_the_next_one_has_its_turn(
+    client, monkeypatch
+):
+    trajectories, api, node = client
+    sandbox = await api.create()
+    surveys = node.trajectories._surveys
+    reading, stopped = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def endless(archive, _sandbox):
+        loop.call_soon_threadsafe(reading.set)
+        try:
+            while True:
+                archive.breathe()
+        finally:
+            loop.call_soon_threadsafe(stopped.set)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "check_sandbox", endless)
+        task = asyncio.create_task(trajectories.verify(sandbox))
+        await reading.wait()
+        task.cancel()
+        await asyncio.wait((task,))
+        await asyncio.wait_for(stopped.wait(), 20)
+    assert (await trajectories.verify(sandbox)).sound
+    assert surveys.waiting == 0
