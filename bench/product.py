@@ -43,7 +43,9 @@ async def own_client() -> AsyncIterator[Any]:
 class OwnNode:
     """A node that is no embedded one, with a configuration; sandboxes live on when it is restarted."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: tuple[str, ...] = ()) -> None:
+        """`program` stands in for the command line's own."""
+        self._program = program or (sys.executable, "-m", "skerry.cli.main")
         self._process: subprocess.Popen[bytes] | None = None
 
     async def __aenter__(self) -> Self:
@@ -71,7 +73,7 @@ class OwnNode:
         await self.stop()
         os.makedirs(STATE, mode=0o700, exist_ok=True)
         Path(STATE, "node.toml").write_text(config, encoding="utf-8")
-        argv = [sys.executable, "-m", "skerry.cli.main", "node", "--config", f"{STATE}/node.toml"]
+        argv = [*self._program, "node", "--config", f"{STATE}/node.toml"]
         with open(f"{STATE}/out.log", "ab") as log:  # noqa: ASYNC230 - outside of every clock
             self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork, outside of every clock
                 [*argv, "--state", STATE, "--run", RUN],

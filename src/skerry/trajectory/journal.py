@@ -236,6 +236,11 @@ class Journal:
             self._released = number
             self._shrink()
 
+    @property
+    def slow(self) -> bool:
+        """Whether syncs were faster after `prepare` and `seal`."""
+        return self._segments.slow
+
     def prepare(self) -> None:
         """Makes the file of the next segment ahead of need, so that no append waits for it.
 
@@ -277,7 +282,7 @@ class Journal:
             assert chain.hash == before  # noqa: S101
         assert live == {segment.number: segment.live for segment in self._segments}  # noqa: S101
 
-    # --- writing -------------------------------------------------------------------------------
+    # --- writing ---
 
     def _room(self, size: int, now_ns: int) -> Segment:
         before = self._segments.newest
@@ -386,11 +391,4 @@ class Journal:
         self._shrink()
 
 
-__all__ = [
-    "FORGOTTEN",
-    "Journal",
-    "Position",
-    "Problem",
-    "Record",
-    "verify",
-]
+__all__ = ["FORGOTTEN", "Journal", "Position", "Problem", "Record", "verify"]

@@ -52,6 +52,7 @@ FORGOTTEN: Final = "forgotten"  # kind of the record after which a subject has n
 
 _HEADER = struct.Struct("<8sHHIQQqQ16s")
 _HEAD = struct.Struct("<II")
+_ZEROS: Final = bytes(1 << 18)
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -190,10 +191,12 @@ def make_segment(directory: str, header: Header, size: int, spare: int | None = 
     return fd
 
 
-def make_spare(directory: str, size: int) -> int:
+def make_spare(directory: str, size: int, *, zeros: bool = False) -> int:
     """Makes a preallocated file for the next segment; returns its descriptor.
 
-    Raises StorageFailed, and then there is none.
+    With `zeros` they are written out and on the disk: what is synced later is data only, where blocks
+    that were never written would cost a transaction of the file system with each sync. Raises
+    StorageFailed, and then there is none.
     """
     path = os.path.join(directory, SPARE)
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -201,6 +204,10 @@ def make_spare(directory: str, size: int) -> int:
     try:
         fd = os.open(path, flags, 0o600)
         os.posix_fallocate(fd, 0, size)
+        if zeros:
+            for offset in range(0, size, len(_ZEROS)):
+                os.pwrite(fd, _ZEROS[: size - offset], offset)
+            os.fsync(fd)
     except OSError as error:
         if fd >= 0:
             os.close(fd)

@@ -37,6 +37,7 @@ class Segments:
         self.moved = False  # records were carried over since then
         self._by_number: dict[int, Segment] = {}
         self._spare: int | None = None  # preallocated, and without a number yet
+        self._spare_zeroed = False
         self._closed = False
         self._broken: OSError | None = None  # what a sync met
         self._new_names = False  # the directory is not on the disk as it is
@@ -111,6 +112,7 @@ class Segments:
         spare, self._spare = self._spare, None
         fd = make_segment(self.directory, header, self.segment_bytes, spare)
         segment = Segment(number, fd, HEADER_BYTES, NO_HASH, self.segment_bytes)
+        segment.zeroed = spare is not None and self._spare_zeroed
         self._by_number[number] = self.newest = segment
         self.first_ns = None
         self._new_names = True
@@ -122,7 +124,14 @@ class Segments:
         Blocks, and may run in another thread, one at a time. Raises StorageFailed.
         """
         if self._spare is None:
-            self._spare = make_spare(self.directory, self.segment_bytes)
+            zeros = self.local
+            self._spare = make_spare(self.directory, self.segment_bytes, zeros=zeros)
+            self._spare_zeroed = zeros
+
+    @property
+    def slow(self) -> bool:
+        """Whether somebody relies on syncs, and the newest one makes them slower than need be."""
+        return self.local and self.newest is not None and not self.newest.zeroed
 
     def sealed(self) -> list[tuple[int, int]]:
         """Returns number and end of each that nothing more is written to, oldest first."""

@@ -53,7 +53,7 @@ class Chain:
 class Segment:
     """A segment that is there. `live` counts the bytes of records of living subjects in it."""
 
-    __slots__ = ("carried", "end", "fd", "hash", "live", "number", "size", "synced")
+    __slots__ = ("carried", "end", "fd", "hash", "live", "number", "size", "synced", "zeroed")
 
     def __init__(self, number: int, fd: int, end: int, digest: bytes, size: int) -> None:
         self.number = number
@@ -64,3 +64,4 @@ class Segment:
         self.live = 0
         self.carried = HEADER_BYTES  # Invariant: nothing living lies below
         self.synced = False
+        self.zeroed = False  # its zeros are on the disk

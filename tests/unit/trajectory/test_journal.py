@@ -455,6 +455,21 @@ def test_sealed_segment_is_not_written_to_again_also_after_a_restart(opener, dir
     assert verify(directory) == []
 
 
+def test_segments_of_a_journal_that_is_synced_are_written_out_ahead(opener, directory):
+    journal = opener()
+    journal.append("a", "k", 1)
+    assert not journal.slow
+    journal.sync()
+    assert journal.slow  # blocks that were never written make each sync a transaction
+    journal.prepare()
+    assert os.stat(os.path.join(directory, SPARE)).st_blocks * 512 >= SMALL
+    journal.seal()
+    assert not journal.slow
+    journal.append("a", "k", 2)
+    journal.sync()
+    assert [record.data for record in opener().replay()] == [1, 2]
+
+
 def test_closed_journal_takes_nothing_and_harms_nothing(opener):
     journal = opener()
     journal.append("a", "k", 1)

@@ -1,4 +1,4 @@
-"""Seals the journal's segments and has them shipped, in the background, whatever the store does.
+"""Prepares and seals the journal's segments, and has them shipped, whatever the store does.
 
 A segment is sealed when it is full, or `seal_after_s` after its first record. It waits on this host's
 disk until it is in the store; if more than `local_bytes_max` waits, the oldest is given up, which the
@@ -34,7 +34,7 @@ log = logging.getLogger("skerry.node")
 
 
 class Shipping:
-    """Without a shipper the journal keeps nothing beyond its sandboxes, and this does nothing."""
+    """Without a shipper the journal keeps nothing beyond its sandboxes, and nothing is sealed."""
 
     def __init__(
         self,
@@ -76,11 +76,9 @@ class Shipping:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Seals and ships within the block. What is not shipped at its end waits for the next start."""
-        if self._shipper is None:
-            yield
-            return
-        self._recall(self._shipper)
+        """Prepares, seals and ships within the block. What is not shipped at its end waits for the next start."""
+        if self._shipper is not None:
+            self._recall(self._shipper)
         task = asyncio.create_task(self._work(self._shipper))
         try:
             yield
@@ -114,7 +112,7 @@ class Shipping:
         self._contents.claim(self._journal.written())
         self._journal.release(self._progress.through)
 
-    async def _work(self, shipper: Shipper) -> None:
+    async def _work(self, shipper: Shipper | None) -> None:
         while True:
             await sleep(self._clock, self._tick_s)
             try:
@@ -134,13 +132,18 @@ class Shipping:
             log.warning("trajectories wait on this host: %s", error.message)
         self._trouble = error.message
 
-    async def _look(self, shipper: Shipper) -> None:
+    async def _look(self, shipper: Shipper | None) -> None:
         """Does what is due."""
         options = self._options
-        if self._journal.age_ns() >= options.seal_after_s * 1e9 or self._levels.tails >= TAILS_MAX:
+        if self._journal.slow:
+            await self._off(self._journal.prepare)
             self._seal()
         if self._journal.mark()[1] > options.segment_bytes // 2:
             await self._off(self._journal.prepare)
+        if shipper is None:
+            return
+        if self._journal.age_ns() >= options.seal_after_s * 1e9 or self._levels.tails >= TAILS_MAX:
+            self._seal()
         try:
             if self._clock.monotonic() >= self._again_at:
                 await self._ship(shipper)
