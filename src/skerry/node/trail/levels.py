@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -56,28 +56,22 @@ class Group:
         if not self._running:
             self._running = True
             self._tasks.spawn(self._work())
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                await done
-        except TimeoutError:
-            raise StorageFailed(
-                f"the operation is done and recorded, but its record is not durable after "
-                f"{WITHIN_S:g} s: ask again with the same operation id"
-            ) from None
+        await done
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
                 waiting, self._waiting = self._waiting, []
-                error = await self._commit(loop)
-                for done in waiting:
-                    if done.done():
-                        continue
-                    if error is None:
-                        done.set_result(None)
-                    else:
-                        done.set_exception(error)
+                commit = asyncio.ensure_future(self._commit(loop))
+                try:
+                    while not (await asyncio.wait((commit,), timeout=WITHIN_S))[0]:
+                        # Those who came meanwhile would wait behind it: they are told too.
+                        _tell((*waiting, *self._waiting), _late())
+                        self._waiting = []
+                    _tell(waiting, commit.result())
+                finally:
+                    commit.cancel()
         finally:
             self._running = False
 
@@ -102,6 +96,23 @@ class Group:
     def close(self) -> None:
         """Ends the thread; what it does now it may finish."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _tell(waiting: Iterable[asyncio.Future[None]], error: SkerryError | None) -> None:
+    for done in waiting:
+        if done.done():
+            continue  # who waited has gone
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(type(error)(error.message, **error.fields))
+
+
+def _late() -> SkerryError:
+    return StorageFailed(
+        f"the operation is done and recorded, but its record is not durable after {WITHIN_S:g} s: "
+        "ask again with the same operation id"
+    )
 
 
 class Levels:

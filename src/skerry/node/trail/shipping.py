@@ -76,7 +76,7 @@ class Shipping:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Prepares, seals and ships within the block. What is not shipped at its end waits for the next start."""
+        """Prepares, seals and ships within the block; what is left waits for the next start."""
         if self._shipper is not None:
             self._recall(self._shipper)
         task = asyncio.create_task(self._work(self._shipper))
