@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from live_node import LiveNode
-from skerry.errors import NotFound, OutcomeUnknown, SkerryError
+from skerry.errors import DiskFull, NotFound, OutcomeUnknown, SkerryError, StorageFailed
 from skerry.spec.sandbox import Durability
 from skerry.trajectory.index import decode_index, index_of
 from skerry.trajectory.segment import Scan
+from soak.host import Disk
 from waiting import until
 
 pytestmark = pytest.mark.root
@@ -224,6 +225,41 @@ def _replace(path: Path, data: bytes) -> None:
     """Gives a file other bytes, and is no link to any other copy of it."""
     path.unlink()
     path.write_bytes(data)
+
+
+async def test_full_local_disk_is_a_typed_error_and_nothing_is_half_recorded(layer_store) -> None:
+    disk = Disk()
+    try:
+        node = LiveNode(str(layer_store), options=OPTIONS, below=disk.root)
+        with node.running():
+            async with node.client() as client:
+                sandbox = await client.sandboxes.create("container", **SANDBOX)
+                await sandbox.files.write("/kept", b"kept")
+                disk.fill(0)
+                full, done = 0, []
+                for number in range(60):
+                    try:
+                        name = f"/f{number}"
+                        await sandbox.files.write(name, os.urandom(600_000))
+                    except (DiskFull, StorageFailed):
+                        full += 1
+                    else:
+                        done.append(name)
+                assert full
+                disk.free()
+                assert await sandbox.files.read("/kept") == b"kept"
+                await sandbox.files.write("/after", b"after")
+                url = f"/v1/trajectories/{sandbox.id}"
+                check = await client._transport.call("GET", f"{url}/verify", dict)
+                assert not check.get("findings"), check
+                page = await client._transport.call("GET", f"{url}/events", dict)
+                writes = [one for one in page["events"] if one["action"] == "file.write"]
+                told = [one["request"]["path"] for one in writes if one.get("result") is not None]
+                assert told == ["/kept", *done, "/after"]
+                assert sum(one.get("error") is not None for one in writes) == full
+                await sandbox.destroy()
+    finally:
+        disk.close()
 
 
 async def test_collection_of_layers_leaves_trajectories_alone(place) -> None:
