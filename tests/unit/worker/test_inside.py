@@ -187,6 +187,17 @@ def test_a_file_beneath_an_argument_is_not_named_again(
     assert collect.uncovered(["tests/test_a.py"], ["tests/test_x.py"]) == ["tests/test_x.py"]
 
 
+def test_sentinels_take_names_that_nobody_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentinels = verifier.Sentinels(order(tmp_path))
+    names = iter(["taken", "dangling", "free"])
+    (tmp_path / "tests/test_taken.py").write_text("kept")
+    (tmp_path / "tests/test_dangling.py").symlink_to("nowhere")
+    monkeypatch.setattr(sentinels, "_name", lambda: next(names))
+    assert sentinels._free(str(tmp_path), "tests") == "tests/test_free.py"
+
+
 @pytest.mark.parametrize(
     ("number", "step"), [(errno.EDQUOT, "ran"), (errno.ENOSPC, "setup"), (errno.EIO, "setup")]
 )

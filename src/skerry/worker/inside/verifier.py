@@ -71,8 +71,15 @@ class Sentinels:
     def _name(self) -> str:
         return "_".join(self._random.sample(WORDS, 2)) + str(self._random.randint(2, 99))
 
+    def _free(self, workdir: str, where: str) -> str:
+        """Returns the path of a test file that is not there."""
+        while True:
+            relative = os.path.join(where, f"test_{self._name()}.py")
+            if not os.path.lexists(os.path.join(workdir, relative)):
+                return relative
+
     def _write(self, workdir: str, where: str, *, unittest_style: bool) -> None:
-        relative = os.path.join(where, f"test_{self._name()}.py")
+        relative = self._free(workdir, where)
         lines = (
             ["import unittest\n\n\nclass TestMore(unittest.TestCase):\n"] if unittest_style else []
         )
