@@ -18,6 +18,9 @@ client.
   touch every page of its content. `..._no_prefetch`: the same with a node that does not read ahead; the
   node is restarted for that, with the sandboxes paused, and both take turns.
   Floor: the same command in sandboxes that were not paused.
+- `job_pause_400_s`, `job_resume_400_s`: the same sandboxes, all of whose content was touched again, are
+  paused and resumed by one request for their job; from just before the call until it has returned. Peer
+  of the pause: the single calls above. With `--quick` it is that of 60. Order: bench/jobs.py.
 """
 
 import asyncio
@@ -108,7 +111,8 @@ async def measure(result: Result, quick: bool) -> None:
             await node.start(config(plan, prefetch=True))
             async with node.client() as client:
                 await client.images.debian("debian:12", "bookworm")
-                made = await client.sandboxes.create_many(plan.live, detached=True, **SANDBOX)
+                job = await client.jobs.create("pause", lease=86400)
+                made = await job.sandboxes.create_many(plan.live, **SANDBOX)
                 sums = {}
                 for at in range(0, len(made), AT_ONCE):
                     part = made[at : at + AT_ONCE]
@@ -117,6 +121,7 @@ async def measure(result: Result, quick: bool) -> None:
                 for sandbox in made[: plan.resumes]:
                     samples["not_paused"].append(await first_command(sandbox, sums[sandbox.id]))
                 await all_paused(result, raw, made, plan)
+                await whole_job(result, job, made, sums)
             for turn in range(2 * plan.turns):
                 party = "prefetch" if turn % 2 == 0 else "no_prefetch"
                 await node.start(config(plan, prefetch=party == "prefetch"))
@@ -157,6 +162,28 @@ async def all_paused(result: Result, raw: RawLog, made: list[Any], plan: Plan) -
     result.add_percentiles("pause_ms", "", percentiles(each), "ms")
     if plan.live != FULL.live:
         result.notes.append(f"what ends in 400 is that of {plan.live} sandboxes")
+
+
+async def whole_job(result: Result, job: Any, made: list[Any], sums: dict[str, str]) -> None:
+    """Pause and resume all by one request each; leaves them paused. No content may be lost."""
+    await touch_all(made, sums)
+    start = time.perf_counter()
+    paused = await job.pause()
+    between = time.perf_counter()
+    resumed = await job.resume()
+    end = time.perf_counter()
+    if (paused.done, resumed.done) != (len(made), len(made)):
+        raise BenchmarkFailedError(f"not all of {len(made)}: {paused}, {resumed}")
+    result.add("job_pause_400_s", between - start, "s", len(made), "lower")
+    result.add_peer("calls", "job_pause_400_s", result.metrics["pause_400_s"].value)
+    result.add("job_resume_400_s", end - between, "s", len(made), "lower")
+    await touch_all(made, sums)
+    await bounded([sandbox.pause for sandbox in made])
+
+
+async def touch_all(made: list[Any], sums: dict[str, str]) -> None:
+    """Make all holders touch their content."""
+    await bounded([lambda one=one: first_command(one, sums[one.id]) for one in made])
 
 
 def tell(result: Result, samples: dict[str, list[float]]) -> None:
