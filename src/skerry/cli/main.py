@@ -12,7 +12,10 @@ COMMANDS = {
     "demo": ("skerry.cli.demo:demo", "Run the main job on real tasks with scripted policies."),
     "rollout": ("skerry.cli.rollout:rollout", "Run a job: policies over tasks, graded."),
     "job": ("skerry.cli.job:job", "List, show, pause, resume and remove jobs."),
-    "trace": ("skerry.cli.trace:trace", "List, show and verify recorded rollouts."),
+    "trace": (
+        "skerry.cli.trace:trace",
+        "What is on record: list, show, diff, export, stats, verify.",
+    ),
     "task": ("skerry.cli.task:task", "Make, check and list tasks."),
     "run": ("skerry.cli.run:run", "Run one command in a new sandbox, which is then removed."),
     "exec": ("skerry.cli.run:exec_", "Run a command in a live sandbox."),

@@ -210,7 +210,10 @@ def plain(value: Any) -> Any:
 
 
 def canonical(request: dict[str, Any]) -> bytes:
-    """Returns a request's one spelling: JSON with sorted keys, content as its length and digest."""
+    """Returns a request's one spelling: JSON with sorted keys, content as its length and digest.
+
+    60 and 60.0 are the same number: callers write the one, types say the other.
+    """
     return _encode(_by_digest(request))
 
 
@@ -230,4 +233,6 @@ def _by_digest(value: Any) -> Any:
         return {name: _by_digest(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_by_digest(inner) for inner in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return value

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from node_stand import FREE, settle
 
@@ -16,7 +18,8 @@ from skerry.node import trajectories as module
 from skerry.node.config import Limits
 from skerry.sdk.trajectories import AsyncTrajectories
 from skerry.sdk.transport import Transport
-from skerry.spec.trajectory import Outcome
+from skerry.spec.command import CommandSpec
+from skerry.spec.trajectory import Outcome, plain, request_digest
 
 
 @pytest.fixture
@@ -197,3 +200,22 @@ async def test_reader_of_a_client_that_left_stops_and_the_next_one_has_its_turn(
         await asyncio.wait_for(stopped.wait(), 20)
     assert (await trajectories.verify(sandbox)).sound
     assert surveys.waiting == 0
+
+
+@pytest.mark.parametrize("size", [0, 10, 100_000, 2_000_000])
+async def test_digest_of_a_command_is_what_a_client_computes_of_what_it_asks(client, size):
+    """So that a client can tell a repeat from another request, wherever its input is kept."""
+    trajectories, api, _ = client
+    sandbox = await api.create()
+    spec = CommandSpec(argv=("cat",), env={"B": "2", "A": "1"}, stdin=b"x" * size, timeout_s=60)
+    body = io.BytesIO(msgspec.json.encode(spec))
+    await api.call(
+        "POST",
+        f"/v1/sandboxes/{sandbox}/run",
+        data=body,
+        headers={"content-type": "application/json"},
+    )
+    (event,) = (await trajectories.page(sandbox, 1)).events
+    assert event.request_digest == request_digest(plain(spec))
+    apart = event.request["stdin"].keys() & {"blob", "dropped"}  # by its digest
+    assert bool(apart) == (size > 1 << 20)

@@ -34,6 +34,7 @@ def test_digest_of_a_request_does_not_depend_on_where_its_content_is():
 def test_digest_of_a_request_does_not_depend_on_the_order_of_its_fields():
     one = trajectory.request_digest({"a": 1, "b": {"c": [1, 2], "d": None}})
     assert one == trajectory.request_digest({"b": {"d": None, "c": [1, 2]}, "a": 1})
+    assert one == trajectory.request_digest({"a": 1.0, "b": {"c": [1.0, 2], "d": None}})
     assert one != trajectory.request_digest({"a": 1, "b": {"c": [2, 1], "d": None}})
 
 
