@@ -24,6 +24,7 @@ SOURCES = (
     "files",
     "sandbox",
     "sandboxes",
+    "rollout_job",
     "jobs",
     "images",
     "trajectories",
@@ -42,9 +43,11 @@ CLASSES = {
     "AsyncJob": "Job",
     "AsyncImages": "Images",
     "AsyncTrajectories": "Trajectories",
+    "AsyncModelRequest": "ModelRequest",
 }
 # In which file a base is.
 BASES = {"SandboxDisk": "disk", "SandboxNetwork": "network", "FileContents": "contents"}
+BASES |= {"RolloutJob": "rollout_job"}
 HEAD = '''"""The sync face, made by scripts/generate_sync.py from the async classes. Do not edit."""
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ from skerry.sdk import commits as _commits
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
+from skerry.sdk import rollout_job as _rollout_job
 from skerry.sdk import jobs as _jobs
 from skerry.sdk import sandbox as _sandbox
 from skerry.sdk import sandboxes as _sandboxes
@@ -83,6 +87,8 @@ from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
 from skerry.spec.job import JobInfo
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
+from skerry.spec.rollout import Line, RolloutRecord
+from skerry.spec.task import TaskSpec
 from skerry.spec.trajectory import (
     EVENTS_PAGE_MAX,
     Event,
@@ -91,6 +97,15 @@ from skerry.spec.trajectory import (
     TrajectoryInfo,
 )
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.spec.worker import (
+    AnswerUrl,
+    JobStatus,
+    ModelSettings,
+    RolloutStatus,
+    Scaffold,
+    Signal,
+    Taken,
+)
 from skerry.wire.commits import CommitInfo
 from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.batch import BatchItem
@@ -176,6 +191,14 @@ def connect(
     return Client(_client.AsyncClient(url, token, state_dir=state_dir, run_dir=run_dir))
 '''
 PREPARE = {
+    "ModelRequest": (
+        "        self.asked = inner.asked\n"
+        "        self.id = inner.id\n"
+        "        self.body = inner.body\n"
+        "        self.endpoint = inner.endpoint\n"
+        "        self.rollout = inner.rollout\n"
+        "        self.task = inner.task\n"
+    ),
     "CommandHandle": "        self.op_id = inner.op_id\n",
     "CommitHandle": (
         "        self.id = inner.id\n"
@@ -310,9 +333,9 @@ def method(node: ast.AsyncFunctionDef) -> str:
         lines.append(f"        with self._portal.block({call}) as value:")
         inner = CLASSES.get(returns.removeprefix("AsyncIterator[").removesuffix("]"))
         lines.append(f"            yield {f'{inner}(self._portal, value)' if inner else 'value'}")
-    elif returns == "AsyncIterator[AsyncSandbox]":
+    elif (item := returns[14:-1]) in CLASSES and returns == f"AsyncIterator[{item}]":
         lines.append(f"        for item in self._portal.iterate({call}):")
-        lines.append("            yield Sandbox(self._portal, item)")
+        lines.append(f"            yield {CLASSES[item]}(self._portal, item)")
     elif returns.startswith(("AsyncIterator", "AsyncGenerator")):
         lines.append(f"        return self._portal.iterate({call})")
     elif (other := returns.rpartition(" | ")[2]) in CLASSES and other != returns:

@@ -1,9 +1,8 @@
-"""The main job on a real node: real tasks, real sandboxes, a scripted model, Ctrl-C."""
+"""The main job on a real node: real tasks, real sandboxes, Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -11,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from skerry.spec.rollout import JobEvent
-from skerry.trajectory.rollouts_reader import list_rollouts, show_rollout, verify_job
+from skerry.trajectory.rollouts_reader import list_rollouts, verify_job
 from skerry.worker import (
     Downloads,
-    Model,
-    ModelOptions,
     check_task,
     load_tasks,
     policy_named,
@@ -83,85 +79,6 @@ async def test_a_second_job_builds_nothing(node_client: Any, tmp_path: Path) -> 
             on_event=note,
         )  # fmt: skip
     assert said == []
-
-
-class ScriptedModel:
-    """An OpenAI-compatible server on loopback that knows the answer to one task."""
-
-    def __init__(self, patch: str) -> None:
-        self.patch = patch
-        self.keys: set[str | None] = set()
-        self.prompts: list[str] = []
-        self.outputs: list[str] = []
-
-    async def answer(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.keys.add(request.headers.get("Authorization"))
-        messages = body["messages"]
-        self.prompts.append(messages[1]["content"])
-        tools = [one["content"] for one in messages if one["role"] == "tool"]
-        self.outputs = tools
-        commands = [
-            "ls; env; cat /proc/1/environ 2>/dev/null | tr '\\0' '\\n'",
-            f"patch -p1 <<'EOF'\n{self.patch}EOF\n",
-            "python -m pytest -q -p no:cacheprovider 2>&1 | tail -n 1",
-        ]
-        if len(tools) >= len(commands):
-            message: dict[str, Any] = {"role": "assistant", "content": "Fixed."}
-        else:
-            arguments = json.dumps({"command": commands[len(tools)]})
-            function = {"name": "bash", "arguments": arguments}
-            calls = [{"id": f"c{len(tools)}", "type": "function", "function": function}]
-            message = {"role": "assistant", "content": None, "tool_calls": calls}
-        return web.json_response({"choices": [{"message": message}]})
-
-
-async def test_a_model_solves_a_task_through_the_reverse_forward(
-    node_client: Any, tmp_path: Path
-) -> None:
-    from skerry.worker.archives import gold_patch, source_files
-
-    task = load_tasks([EXAMPLES / "jsonpatch-1.32"])[0]
-    cache = downloads()
-    await run_job(
-        node_client, [task], [policy_named("noop")], downloads=cache, jobs_dir=tmp_path / "first"
-    )
-    bug, fix = (
-        source_files(cache.read(one.archive), one.file)
-        for one in (task.package.bug, task.package.fix)
-    )
-    model = ScriptedModel(gold_patch(task, bug, fix).decode())
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", model.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        policy = Model(url, api_key="sk-secret", options=ModelOptions(model="scripted", turns=8))
-        summary = await run_job(
-            node_client, [task], [policy], downloads=cache, jobs_dir=tmp_path / "jobs"
-        )
-    finally:
-        await runner.cleanup()
-    record = summary.records[0]
-    assert (record.reward, record.verdict, record.variant) == (1.0, "passed", "scripted")
-    assert model.keys == {"Bearer sk-secret"}
-    assert "sk-secret" not in "".join(model.outputs)
-    assert task.bug.split("\n", maxsplit=1)[0] in model.prompts[0]
-    trace = show_rollout(tmp_path / "jobs", record.rollout)
-    exchanges = [line for line in trace.lines if line.data.get("action") == "model"]
-    assert len(exchanges) == 4
-    assert b"sk-secret" not in (Path(summary.path) / "rollouts.jsonl").read_bytes()
-
-
-async def test_a_dead_model_server_is_no_reward(node_client: Any, tmp_path: Path) -> None:
-    policy = Model("http://127.0.0.1:1/v1", options=ModelOptions(retry_pause_s=0.01))
-    task = load_tasks([EXAMPLES / "xmltodict-0.14.2"])
-    summary = await run_job(node_client, task, [policy], downloads=downloads(), jobs_dir=tmp_path)
-    record = summary.records[0]
-    assert (record.reward, record.verdict) == (None, "infrastructure_error")
-    assert len(record.attempts) == 3
 
 
 async def test_a_cancelled_job_leaves_no_sandbox(node_client: Any, tmp_path: Path) -> None:

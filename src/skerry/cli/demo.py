@@ -11,7 +11,7 @@ import click
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
 from skerry.cli.recorded import explain, jobs_option, show_summary, who
-from skerry.cli.rollout import run
+from skerry.cli.rollout import default_concurrency, run
 from skerry.cli.shipped import all_tasks, task_paths
 
 if TYPE_CHECKING:
@@ -45,14 +45,20 @@ def demo(
     tasks' archives and builds the base image and the layers, which takes a few minutes. Exit status
     0 only if every reward is as it must be.
     """
-    from skerry.worker import load_tasks, policy_named
+    from skerry.cli.following import Wanted
+    from skerry.worker import load_tasks
 
     loaded = load_tasks(task_paths(tasks) if tasks else [all_tasks()])
-    policies = [policy_named(name) for name in EXPECTED]
     app.note(
         f"{len(loaded)} real bugs; gold applies the real fix, noop nothing, cheat attacks the grading"
     )
-    summary = run(app, loaded, policies, count=count, concurrency=concurrency, jobs=jobs)
+    wanted = Wanted(
+        tasks=loaded,
+        policies=tuple(EXPECTED),
+        n=count,
+        concurrency=concurrency or default_concurrency(),
+    )
+    summary = run(app, wanted, jobs=jobs)
     show_summary(app, summary)
     wrong = unexpected(summary.records)
     for text in wrong:

@@ -44,6 +44,7 @@ COMMANDS = {
     "top": ("skerry.cli.top:top", "Watch what sandboxes use."),
     "drain": ("skerry.cli.control:drain", "Empty a node: no new sandboxes, the live ones finish."),
     "node": ("skerry.cli.node:node", "Run a node in the foreground."),
+    "worker": ("skerry.cli.worker:worker", "Own rollouts, as a process of a node."),
     "doctor": ("skerry.cli.doctor:doctor", "Say what this machine can do and what is missing."),
     "census": ("skerry.cli.census:census", "List what Skerry holds on this machine, and orphans."),
     "bench": ("skerry.cli.bench:bench", "Run the benchmarks of the checkout."),

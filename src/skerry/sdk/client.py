@@ -22,7 +22,9 @@ class AsyncClient:
     Without `url` (and without SKERRY_URL in the environment) an embedded node is used: found at
     `run_dir`, or started. Then, and where `url` is that of an embedded node, sandboxes that are not
     `detached` end with this client. Given the `url` of another node it owns nothing: what it leaves
-    lives on until somebody removes it, or its `ttl` or `idle_timeout` ends it.
+    lives on until somebody removes it, or its `ttl` or `idle_timeout` ends it. With `owns=False` it owns
+    nothing on an embedded node either, and does not keep that running: all it makes must be detached, or
+    a job's.
     """
 
     def __init__(
@@ -32,7 +34,9 @@ class AsyncClient:
         *,
         state_dir: str | None = None,
         run_dir: str | None = None,
+        owns: bool = True,
     ) -> None:
+        self._owns = owns
         explicit = state_dir is not None or run_dir is not None
         self._url = url or (None if explicit else os.environ.get("SKERRY_URL"))
         self._token = token or os.environ.get("SKERRY_TOKEN")
@@ -51,7 +55,8 @@ class AsyncClient:
         else:
             transport = await find_or_start(self._state_dir, self._run_dir)
         try:
-            if self._url is None or (await _health(transport)).embedded:
+            embedded = self._url is None or (await _health(transport)).embedded
+            if embedded and self._owns:
                 self._owner = OwnerConnection(transport)
                 await self._owner.open()
         except BaseException:

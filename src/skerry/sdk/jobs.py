@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from skerry.errors import InvalidRequest, SkerryError, Unavailable
 from skerry.sdk.heart import Heart
+from skerry.sdk.rollout_job import RolloutJob
 from skerry.sdk.running import CANCEL_WITHIN_S
 from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.stream import frames_of
@@ -111,7 +112,7 @@ class AsyncJobs:
         )
 
 
-class AsyncJob:
+class AsyncJob(RolloutJob):
     """A job. Within `async with job` its lease is renewed, from a thread of its own.
 
     Leaving the block ends nothing: the lease runs out, and then happens what the job was made for.
@@ -213,8 +214,9 @@ class AsyncJob:
         return await self._move("resume", on_progress)
 
     async def end(self) -> JobInfo:
-        """Destroys its sandboxes and forgets it; its name is free when this returns. Idempotent."""
+        """Ends its rollouts and sandboxes and forgets it; its name is free then. Idempotent."""
         await self.__aexit__()
+        await self.forget()
         return await self._ask("DELETE", "")
 
     async def _ask(self, method: str, below: str) -> JobInfo:

@@ -16,6 +16,7 @@ from skerry.sdk import commits as _commits
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
 from skerry.sdk import images as _images
+from skerry.sdk import rollout_job as _rollout_job
 from skerry.sdk import jobs as _jobs
 from skerry.sdk import sandbox as _sandbox
 from skerry.sdk import sandboxes as _sandboxes
@@ -36,6 +37,8 @@ from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
 from skerry.spec.job import JobInfo
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
 from skerry.spec.limits import OUTPUT_LIMIT_DEFAULT
+from skerry.spec.rollout import Line, RolloutRecord
+from skerry.spec.task import TaskSpec
 from skerry.spec.trajectory import (
     EVENTS_PAGE_MAX,
     Event,
@@ -44,6 +47,15 @@ from skerry.spec.trajectory import (
     TrajectoryInfo,
 )
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State, Usage
+from skerry.spec.worker import (
+    AnswerUrl,
+    JobStatus,
+    ModelSettings,
+    RolloutStatus,
+    Scaffold,
+    Signal,
+    Taken,
+)
 from skerry.wire.commits import CommitInfo
 from skerry.wire.control import DrainState, NodeUsage
 from skerry.wire.batch import BatchItem
@@ -1174,6 +1186,29 @@ class Sandboxes:
         return self._portal.call(self._inner.list(state=state, labels=labels, key=key, job=job))
 
 
+class ModelRequest:
+    """One request of an agent to its model. The first answer that is recorded is the one it gets."""
+
+    def __init__(self, portal: Portal, inner: _rollout_job.AsyncModelRequest) -> None:
+        self._portal = portal
+        self._inner = inner
+        self.asked = inner.asked
+        self.id = inner.id
+        self.body = inner.body
+        self.endpoint = inner.endpoint
+        self.rollout = inner.rollout
+        self.task = inner.task
+
+    def answer(self, answer: Any) -> Taken:
+        """Records the answer: a text, a message (`content`, `tool_calls`), a whole object, or an error.
+
+        With a whole object token ids, log-probabilities and all else reach the agent as they are. An
+        error is {"error": TEXT, "status": 429}. The same answer again is fine; `needed` is false if
+        the attempt that asked was given up. Raises Conflict if another answer is on record.
+        """
+        return self._portal.call(self._inner.answer(answer))
+
+
 class Jobs:
     """The jobs of a node."""
 
@@ -1253,6 +1288,94 @@ class Job:
         self.created_as = inner.created_as
         self.sandboxes = Sandboxes(portal, inner.sandboxes)
 
+    def submit(
+        self,
+        tasks: Sequence[TaskSpec],
+        policy: str | Sequence[str] = (),
+        *,
+        scaffold: Scaffold | Sequence[str] | None = None,
+        model: ModelSettings | None = None,
+        n: int = 1,
+        concurrency: int = 4,
+        answers: AnswerUrl | None = None,
+        pause_after: float = 60.0,
+    ) -> list[JobStatus]:
+        """Gives the job's rollouts to the workers: `n` of each task and each of those who act.
+
+        Those are policies by name (gold, noop, cheat), the command `scaffold`, and the bash-tool agent
+        with `model`. `concurrency` is for all workers together. Requests for a model come to
+        `requests`, or are put to the server `answers`. A sandbox whose request has waited for
+        `pause_after` seconds is paused. The same again changes nothing; Conflict for something else.
+        """
+        return self._portal.call(
+            self._inner.submit(
+                tasks,
+                policy,
+                scaffold=scaffold,
+                model=model,
+                n=n,
+                concurrency=concurrency,
+                answers=answers,
+                pause_after=pause_after,
+            )
+        )
+
+    def rollouts(self) -> Iterator[RolloutStatus]:
+        """Yields each rollout as it stands, those of one worker after those of another."""
+        return self._portal.iterate(self._inner.rollouts())
+
+    def status(self) -> list[JobStatus]:
+        """Returns how each worker's share stands; NotFound if nothing was submitted."""
+        return self._portal.call(self._inner.status())
+
+    def requests(self, consumer: str | None = None) -> Iterator[ModelRequest]:
+        """Yields the agents' requests as they come, until none will ever come again.
+
+        What earlier consumers held and did not answer comes again: they are taken to be gone. Trainers
+        that work side by side use `shared_requests`. Several requests may be answered at once. One
+        that was yielded is held for as long as the iteration lives.
+        """
+        for item in self._portal.iterate(self._inner.requests(consumer)):
+            yield ModelRequest(self._portal, item)
+
+    def shared_requests(self, consumer: str | None = None) -> Iterator[ModelRequest]:
+        """Like `requests`, beside other consumers: each request is held by one of them.
+
+        What a consumer holds comes to another one when it has been silent for half a minute.
+        """
+        for item in self._portal.iterate(self._inner.shared_requests(consumer)):
+            yield ModelRequest(self._portal, item)
+
+    def answer(self, request: str, answer: Any) -> Taken:
+        """Records the answer to a request by its id; see `AsyncModelRequest.answer`."""
+        return self._portal.call(self._inner.answer(request, answer))
+
+    def results(self) -> Iterator[RolloutRecord]:
+        """Yields rollouts as they end, from the first on, until all have.
+
+        Raises InvalidRequest if the rest never will: the environments cannot be made.
+        """
+        return self._portal.iterate(self._inner.results())
+
+    def lines(self) -> Iterator[Line]:
+        """Yields what happens, from the first line on, until all has ended: one record a worker."""
+        return self._portal.iterate(self._inner.lines())
+
+    def blob(self, digest: str) -> bytes:
+        """Returns a long output or a submission that a line names by its sha256; NotFound."""
+        return self._portal.call(self._inner.blob(digest))
+
+    def signal(self, *, version: int = 0, wait: float = 0.0, worker: int = 0) -> Signal:
+        """Returns whether there is work for the model, and when there will be, at one worker.
+
+        With the version of the last signal it waits for up to `wait` seconds until that changes.
+        """
+        return self._portal.call(self._inner.signal(version=version, wait=wait, worker=worker))
+
+    def forget(self) -> None:
+        """Ends the rollouts and what they have; the workers forget them. Idempotent."""
+        return self._portal.call(self._inner.forget())
+
     def heartbeat(self) -> JobInfo:
         """Renews the lease; what its loss has paused goes on. Raises NotFound, Conflict if it ended."""
         return self._portal.call(self._inner.heartbeat())
@@ -1312,7 +1435,7 @@ class Job:
         return self._portal.call(self._inner.resume(on_progress))
 
     def end(self) -> JobInfo:
-        """Destroys its sandboxes and forgets it; its name is free when this returns. Idempotent."""
+        """Ends its rollouts and sandboxes and forgets it; its name is free then. Idempotent."""
         return self._portal.call(self._inner.end())
 
     def __repr__(self) -> str:

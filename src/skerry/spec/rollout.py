@@ -35,6 +35,7 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Outcome
     evidence: tuple[Evidence, ...] = ()
     detail: str = ""
+    repercussion: str = ""  # how the agent broke its own sandbox; the platform did not
     seconds: float = 0.0  # of the attempt that counted, from creation to verdict
     tests_passed: int = 0
     tests_failed: int = 0

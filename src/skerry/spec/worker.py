@@ -15,6 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from skerry.errors import InvalidRequest
+from skerry.spec.ids import check_job_id
+from skerry.spec.layers import parse_layer_name
 from skerry.spec.limits import LAYERS_MAX
 from skerry.spec.rollout import Line, RolloutRecord
 from skerry.spec.sandbox import check_env
@@ -25,13 +27,12 @@ CONCURRENCY_MAX: Final = 4096
 TASKS_MAX: Final = 10_000
 SUBMIT_BYTES_MAX: Final = 64 << 20
 REQUEST_BYTES_MAX: Final = 32 << 20  # of one model request
-ANSWER_BYTES_MAX: Final = 32 << 20
-REQUESTS_MAX: Final = 10_000  # of one attempt of a rollout
+ANSWER_BYTES_MAX: Final = 64 << 20
+REQUESTS_MAX: Final = 100_000  # of one attempt of a rollout
 WAIT_MAX_S: Final = 60.0  # of one long poll
 PAGE_MAX: Final = 1000
-_JOB = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _CONSUMER = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_REQUEST = re.compile(r"(0|[1-9][0-9]{0,6})\.([0-9]{1,2})\.(0|[1-9][0-9]{0,4})")
+_REQUEST = re.compile(r"(0|[1-9][0-9]{0,6})\.([0-9]{1,2})\.(0|[1-9][0-9]{0,5})")
 
 
 class Scaffold(
@@ -157,6 +158,8 @@ def _check_scaffold(scaffold: Scaffold) -> None:
         raise InvalidRequest(f"scaffold.name {scaffold.name[:80]!r} is no plain name")
     if len(scaffold.layers) > LAYERS_MAX // 2:
         raise InvalidRequest(f"scaffold.layers: at most {LAYERS_MAX // 2}")
+    for layer in scaffold.layers:
+        parse_layer_name(layer)
     check_env(scaffold.env)
     if not 1 <= scaffold.port <= 65_535:
         raise InvalidRequest("scaffold.port: 1 to 65535")
@@ -165,13 +168,6 @@ def _check_scaffold(scaffold: Scaffold) -> None:
 def _check_seconds(what: str, value: float, least: float, most: float) -> None:
     if not (math.isfinite(value) and least <= value <= most):
         raise InvalidRequest(f"{what}: {least:g} to {most:g} seconds")
-
-
-def check_job_id(job: str) -> str:
-    """Returns the id of a job; raises InvalidRequest if it is none."""
-    if _JOB.fullmatch(job) is None:
-        raise InvalidRequest(f"job {job[:80]!r}: 1 to 64 of lowercase letters, digits and . _ -")
-    return job
 
 
 def check_consumer(name: str) -> str:
@@ -238,7 +234,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     counts: dict[str, int]  # by state
     created: float
     built: bool = False  # its environments are made
+    building: str = ""  # what is being made of them
     ended: bool = False  # no rollout of this worker is left
+    trouble: str = ""  # what is waited for: the server that is to answer does not
     failure: str = ""  # why it cannot go on: its environments cannot be made
     page: tuple[RolloutStatus, ...] = ()  # those that were asked for
     next: int | None = None  # what to ask for to go on
@@ -269,18 +267,25 @@ class RequestPage(msgspec.Struct, frozen=True):
     ended: bool = False  # no request will ever come again
 
 
-class AnswerBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer to a request: a whole completion or response object; or an error and its status."""
+class AnswerBody(msgspec.Struct, frozen=True):
+    """The answer to a request: a text, a message, a whole object of the call, or an error.
 
-    answer: dict[str, Any]
-    status: int = 200
+    `skerry.worker.model.answers` says what is filled in.
+    """
+
+    answer: Any
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer is on record: nothing can replace it. `first` is false for the same one again."""
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer is on record: nothing can replace it.
+
+    `first` is false for the same one again; `needed` is false if nobody waits for it any more, since
+    the attempt that asked was given up: then nothing is recorded.
+    """
 
     id: str
     first: bool
+    needed: bool = True
 
 
 class LogPage(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,23 +37,88 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 class JobLog:
     """The writer of one job; only one may exist for a job.
 
-    Invariant: what `append` returned for is on its way to the disk in order, and survives a kill.
+    Invariant: what `append` returned for is on its way to the disk in order, and survives a kill;
+    `_steps` holds every event with a step of a rollout that has no end, `_ended` the others.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float], *, resume: bool = False) -> None:
+        """Begins the record of a job, or goes on with the one that is there.
+
+        Raises Conflict if there is one and `resume` is not set, StorageFailed.
+        """
         self.folder = folder
         self._clock = clock
         self._seq = 0
         self._prev = GENESIS
         self._end = 0  # of the last line
+        self._ends = array("Q")  # of each line
+        self._steps: dict[str, set[str]] = {}
+        self._ended: set[str] = set()
+        self.finished = False  # the line `end` is there
         try:
-            folder.mkdir(parents=True)
-            (folder / "blobs").mkdir()
-            self._file: BinaryIO = (folder / FILE).open("xb", buffering=0)
+            (folder / "blobs").mkdir(parents=True, exist_ok=resume)
+            if resume and (folder / FILE).exists():
+                self._read_again()
+            self._file: BinaryIO = (folder / FILE).open("r+b" if self._seq else "wb", buffering=0)
+            self._file.truncate(self._end)  # a torn line
+            self._file.seek(self._end)
         except FileExistsError as error:
             raise Conflict(f"the job {folder.name} exists already") from error
         except OSError as error:
             raise StorageFailed(f"{folder}: {error.strerror}") from error
+
+    def _read_again(self) -> None:
+        for number, raw, line in read_lines(self.folder):
+            if line is None:
+                if raw.endswith(b"\n"):
+                    raise StorageFailed(f"{self.folder / FILE}: line {number} is damaged")
+                return
+            self._took(line, raw)
+            rollout = str(line.data.get("rollout"))
+            if line.kind == "rollout":
+                self._ends_with(rollout)
+            elif "step" in line.data:
+                self._steps.setdefault(rollout, set()).add(str(line.data["step"]))
+
+    def _ends_with(self, rollout: str) -> None:
+        self._ended.add(rollout)
+        self._steps.pop(rollout, None)
+
+    def _took(self, line: Line, raw: bytes) -> None:
+        self._seq = line.seq + 1
+        self._prev = line.sha256
+        self._end += len(raw)
+        self._ends.append(self._end)
+        self.finished = line.kind == "end"
+
+    @property
+    def lines(self) -> int:
+        """How many lines there are."""
+        return self._seq
+
+    def has_end(self, rollout: str) -> bool:
+        """Returns whether the end of a rollout is on record."""
+        return rollout in self._ended
+
+    def event(self, rollout: str, step: str, data: dict[str, Any], *, kind: str = "event") -> None:
+        """Writes what a step of a rollout was, unless that step is there already."""
+        steps = self._steps.setdefault(rollout, set())
+        if step not in steps and rollout not in self._ended:
+            self.append(kind, {"rollout": rollout, "step": step, **data})
+            steps.add(step)
+
+    def read(self, first: int, count: int, bytes_max: int) -> tuple[Line, ...]:
+        """Returns lines from a number on: at most so many, at least one if there is one."""
+        last = min(first + count, self._seq)
+        if first >= last:
+            return ()
+        start = self._ends[first - 1] if first else 0
+        while last > first + 1 and self._ends[last - 1] - start > bytes_max:
+            last -= 1
+        with (self.folder / FILE).open("rb") as file:
+            file.seek(start)
+            raw = file.read(self._ends[last - 1] - start)
+        return tuple(msgspec.json.decode(one, type=Line) for one in raw.splitlines())
 
     def append(self, kind: str, data: dict[str, Any], *, durable: bool = False) -> str:
         """Writes a line and returns its sha256; with `durable` it is on the disk when this returns.
@@ -73,9 +139,7 @@ class JobLog:
         if not whole:
             self._cut_back()
             raise StorageFailed(f"{self.folder / FILE}: the disk took only part of a line")
-        self._seq += 1
-        self._prev = digest
-        self._end += len(raw)
+        self._took(msgspec.structs.replace(line, sha256=digest), raw)
         return digest
 
     def _cut_back(self) -> None:
@@ -85,8 +149,10 @@ class JobLog:
             self._file.truncate()
 
     def rollout(self, record: RolloutRecord) -> None:
-        """Writes a rollout's end."""
-        self.append("rollout", to_plain(record), durable=True)
+        """Writes a rollout's end, unless it is there already."""
+        if record.rollout not in self._ended:
+            self.append("rollout", to_plain(record), durable=True)
+            self._ends_with(record.rollout)
 
     def blob(self, content: bytes) -> str:
         """Keeps content beside the file; returns its sha256."""

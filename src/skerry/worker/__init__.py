@@ -14,15 +14,12 @@ from skerry.trajectory.rollouts_reader import (
 from skerry.worker.downloads import Downloads
 from skerry.worker.job import run_job
 from skerry.worker.policies import SCRIPTED, policy_named
-from skerry.worker.policies.model import Model, ModelOptions
 from skerry.worker.scaffold import new_task
 from skerry.worker.tasks import check_task, load_tasks
 
 __all__ = [
     "SCRIPTED",
     "Downloads",
-    "Model",
-    "ModelOptions",
     "check_task",
     "list_jobs",
     "list_rollouts",

@@ -76,7 +76,8 @@ async def run_job(
     log = JobLog(jobs_dir / job, clock)
     try:
         plans = _plans(job, environments, policies, n)
-        log.append("job", _head(job, environments, policies, n, concurrency), durable=True)
+        names = [policy.name for policy in policies]
+        log.append("job", head_of(job, environments, names, n, concurrency), durable=True)
         rollouts = Rollouts(client, log, job=job, guards=guards or Guards(), clock=clock)
         work = _Work(rollouts, log, plans, on_event=on_event, clock=clock)
         await work.run(concurrency)
@@ -153,7 +154,7 @@ class _Work:
 
     def _mark_rest(self) -> None:
         for plan in self._waiting:
-            self._rollouts.cancelled(plan, [], self._clock())
+            self._rollouts.cancelled(plan)
         self._log.append("end", {"interrupted": True}, durable=True)
 
 
@@ -177,18 +178,19 @@ def _plans(
     return plans
 
 
-def _head(
+def head_of(
     job: str,
     environments: Sequence[Environment],
-    policies: Sequence[Policy],
+    policies: Sequence[str],
     n: int,
     concurrency: int,
 ) -> dict[str, object]:
+    """Returns the first line of a job's record."""
     return {
         "job": job,
         "n": n,
         "concurrency": concurrency,
-        "policies": [policy.name for policy in policies],
+        "policies": list(policies),
         "tasks": [
             {
                 "task": one.task.id,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from skerry.errors import SandboxError, SkerryError, Unavailable
 from skerry.spec.task import TaskSpec
+from skerry.worker.memory import Standstill
 from skerry.worker.ports import Client, Sandbox
 
 T = TypeVar("T")
@@ -50,43 +51,105 @@ async def sandbox_of(
     layers: tuple[str, ...],
     seconds: float,
     labels: dict[str, str],
+    **options: Any,
 ) -> AsyncIterator[Sandbox]:
     """A sandbox without network for a block; nothing of it is left after the block.
 
     An error while it is destroyed is not raised: its time to live, and the end of the owner's
     connection, remove it anyway, and the block's result stands.
     """
-    making = asyncio.ensure_future(
-        client.sandboxes.create(
-            "container",
-            image=image,
-            layers=layers,
-            cpu=task.limits.cpu,
-            memory=task.limits.memory,
-            pids=task.limits.pids,
-            disk=task.limits.disk,
-            workdir=task.workdir,
-            user="root",  # whatever the image says: who runs the tests sees to their user
-            ttl=seconds + TTL_MARGIN_S,
-            labels=labels,
-        )
-    )
+    ttl = seconds + TTL_MARGIN_S
+    wanted = options_of(task, image=image, layers=layers, labels=labels) | {"ttl": ttl} | options
+    async with passing_sandbox(client, wanted) as sandbox:
+        yield sandbox
+
+
+async def _made(client: Client, wanted: dict[str, Any]) -> Sandbox:
+    """Returns a new sandbox; one who stops waiting leaves none behind."""
+    making = asyncio.ensure_future(client.sandboxes.create("container", **wanted))
     try:
-        sandbox = await asyncio.shield(making)
+        return await asyncio.shield(making)
     except asyncio.CancelledError:
         await asyncio.wait({making})
         if not making.cancelled() and making.exception() is None:
-            await _destroy(making.result())
+            await destroy(making.result())
         raise
     except SandboxError as error:
-        # Nobody has acted in it yet, so it is not the fault of whoever would have.
-        raise Unavailable(f"no sandbox: {error.message}") from error
+        raise nobody_acted(error) from error
+
+
+@contextlib.asynccontextmanager
+async def lasting_sandbox(
+    client: Client, known: str | None, wanted: dict[str, Any]
+) -> AsyncIterator[Sandbox]:
+    """The sandbox of that id, or else the one that the key in `wanted` names, made if there is none.
+
+    Destroyed at the end of the block, unless that is a Standstill or a cancellation: then it stays,
+    to be found again. Raises NotFound if the known one is gone, Unavailable for what the image does.
+    """
+    try:
+        if known is not None:
+            sandbox = await client.sandboxes.get(known)
+        else:
+            sandbox = await client.sandboxes.create("container", **wanted)
+    except SandboxError as error:
+        raise nobody_acted(error) from error
+    try:
+        yield sandbox
+    except (Standstill, asyncio.CancelledError):
+        raise
+    except BaseException:
+        await finish(destroy(sandbox))
+        raise
+    else:
+        await finish(destroy(sandbox))
+
+
+@contextlib.asynccontextmanager
+async def passing_sandbox(client: Client, wanted: dict[str, Any]) -> AsyncIterator[Sandbox]:
+    """A new sandbox for a block; nothing of it is left after the block, however that ends."""
+    sandbox = await _made(client, wanted)
     try:
         yield sandbox
     finally:
-        await finish(_destroy(sandbox))
+        await finish(destroy(sandbox))
 
 
-async def _destroy(sandbox: Sandbox) -> None:
+def options_of(
+    task: TaskSpec, *, image: str, layers: tuple[str, ...], labels: dict[str, str]
+) -> dict[str, Any]:
+    """Returns what a sandbox of a task is made with."""
+    return {
+        "image": image,
+        "layers": layers,
+        "cpu": task.limits.cpu,
+        "memory": task.limits.memory,
+        "pids": task.limits.pids,
+        "disk": task.limits.disk,
+        "workdir": task.workdir,
+        "user": "root",  # whatever the image says: who runs the tests sees to their user
+        "labels": labels,
+    }
+
+
+def nobody_acted(error: SandboxError) -> Unavailable:
+    """Returns the error as one of the platform: nobody has acted yet who could be to blame."""
+    return Unavailable(f"no sandbox: {error.message}")
+
+
+async def destroy_key(client: Client, key: str) -> None:
+    """Destroys what a key names, if there is anything; raises what the node says."""
+    for info in await client.sandboxes.list(key=key):
+        await (await client.sandboxes.get(info.id)).destroy()
+
+
+async def destroy_labelled(client: Client, labels: dict[str, str]) -> None:
+    """Destroys what has these labels; raises what the node says."""
+    for info in await client.sandboxes.list(labels=labels):
+        await (await client.sandboxes.get(info.id)).destroy()
+
+
+async def destroy(sandbox: Sandbox) -> None:
+    """Destroys it as well as that can be done."""
     with contextlib.suppress(SkerryError):
         await sandbox.destroy()

@@ -12,8 +12,11 @@ from typing import Any, Protocol
 
 from skerry.spec.command import RunResult
 from skerry.spec.files import Change, FileInfo
+from skerry.spec.job import JobInfo
 from skerry.spec.layers import LayerManifest
 from skerry.spec.sandbox import SandboxInfo
+from skerry.spec.uplink import Uplink
+from skerry.wire.http import Health, OpStatus
 
 
 class Files(Protocol):
@@ -30,6 +33,16 @@ class Files(Protocol):
 
     async def put_tree(self, path: str, tar: AsyncIterator[bytes]) -> None:
         """Unpacks a tar beneath a path."""
+
+
+class Command(Protocol):
+    """A command that was started."""
+
+    async def wait(self) -> RunResult:
+        """Returns its result when it has ended."""
+
+    async def kill(self) -> None:
+        """Ends every process of it."""
 
 
 class Sandbox(Protocol):
@@ -59,6 +72,32 @@ class Sandbox(Protocol):
         output_limit: int = ...,
     ) -> RunResult:
         """Runs a command to its end."""
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - kept by the guest agent
+        output_limit: int = ...,
+        op_id: str | None = None,
+    ) -> Command:
+        """Starts a command, or finds the one that was started under this id."""
+
+    async def ops(self) -> list[OpStatus]:
+        """Returns the commands it has had."""
+
+    async def cancel(self, op_id: str) -> None:
+        """Ends every process of a command."""
+
+    async def pause(self) -> SandboxInfo:
+        """Returns once its processes stand still."""
+
+    async def resume(self) -> SandboxInfo:
+        """Returns once it runs."""
 
     async def diff(self) -> tuple[Change, ...]:
         """Returns what changed since it was made."""
@@ -92,8 +131,22 @@ class Sandboxes(Protocol):
         user: str = ...,
         ttl: float | None = ...,
         labels: dict[str, str] | None = ...,
+        key: str | None = ...,
+        wait: float = ...,
+        detached: bool = ...,
+        rollout: str | None = ...,
+        job: str | None = ...,
+        uplinks: Sequence[Uplink] = ...,
     ) -> Sandbox:
-        """Returns a running sandbox."""
+        """Returns a running sandbox; with a key the one that was made under it."""
+
+    async def get(self, sandbox_id: str) -> Sandbox:
+        """Returns a sandbox; raises NotFound."""
+
+    async def list(
+        self, *, key: str | None = ..., labels: dict[str, str] | None = ...
+    ) -> Sequence[SandboxInfo]:
+        """Returns all that match."""
 
 
 class Images(Protocol):
@@ -125,6 +178,19 @@ class Images(Protocol):
         """Makes a layer by steps in a sandbox without network."""
 
 
+class Job(Protocol):
+    """A job of the node."""
+
+    created_as: JobInfo
+
+
+class Jobs(Protocol):
+    """The jobs of a node."""
+
+    async def get(self, name: str) -> Job:
+        """Returns a job as it stands; NotFound."""
+
+
 class Client(Protocol):
     """A client of one node."""
 
@@ -135,3 +201,10 @@ class Client(Protocol):
     @property
     def images(self) -> Images:
         """Its layers."""
+
+    @property
+    def jobs(self) -> Jobs:
+        """Its jobs."""
+
+    async def health(self) -> Health:
+        """Returns the node's view of itself; raises Unavailable if it does not answer."""

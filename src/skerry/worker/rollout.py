@@ -3,36 +3,65 @@
 | what happened | outcome |
 |---|---|
 | a platform error or a bug of ours, in any stage | infrastructure_error; tried again afresh |
-| the agent's sandbox could not be made | infrastructure_error likewise: the policy did nothing yet |
-| the agent broke its own sandbox | failed |
+| the agent's sandbox could not be made, or the scaffold is not in it | likewise: nobody acted |
+| the agent broke its own sandbox | failed, with the reason as `repercussion` |
 | the verifying sandbox died under the tests, every time | failed; once: tried again |
 | the policy took too long | graded as it stands |
+| the node does not answer | nothing: the rollout goes on when it does |
 
 Only a fault of the policy may read as reward 0. A fault in the verifying stage repeats only that.
+What is done is in the rollout's memory: run again with it, `run` goes on where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from skerry.errors import CallerError, Fault, SandboxError, SkerryError
-from skerry.integrity.audit import Audit
+from skerry.errors import CallerError, Fault, Overloaded, SandboxError, SkerryError
 from skerry.integrity.verdict import failed, infrastructure_error
 from skerry.spec.rollout import Attempt, RolloutRecord
+from skerry.spec.sandbox import State
+from skerry.spec.uplink import Uplink
 from skerry.spec.verdict import Outcome, Verdict
 from skerry.trajectory.rollouts import JobLog
+from skerry.worker.clock import ActClock, Clocks
 from skerry.worker.environment import Environment
-from skerry.worker.lives import is_lost, sandbox_of
-from skerry.worker.ports import Client
-from skerry.worker.session import Policy, Session
-from skerry.worker.verify import Guards, Submission, collect, grade
+from skerry.worker.ids import agent_key, verifier_key
+from skerry.worker.lives import (
+    TTL_MARGIN_S,
+    destroy_key,
+    destroy_labelled,
+    is_lost,
+    lasting_sandbox,
+    options_of,
+    passing_sandbox,
+)
+from skerry.worker.marked import Marked
+from skerry.worker.memory import (
+    NOTHING,
+    Acted,
+    Begun,
+    Faulted,
+    Memory,
+    NodeAway,
+    Placed,
+    Standstill,
+    Submission,
+    Verifying,
+)
+from skerry.worker.ports import Client, Sandbox
+from skerry.worker.session import Access, CannotStart, Policy, Session
+from skerry.worker.verify import Guards, collect, grade
 
 ATTEMPTS = 3
+AWAY_PAUSE_S = 1.0  # before a node that was away is relied on again
+CREATE_WAIT_S = 3600.0  # for room; then it is asked for again
 
 Step = Callable[[str], None]
 
@@ -45,16 +74,37 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     variant: str
     index: int
+    number: int = 0
+
+
+class Models(Protocol):
+    """Where agents' models are served."""
+
+    uplink: Uplink
+
+    def access(self, plan: Plan, memory: Memory) -> Access:
+        """Returns how the agent of the attempt under way reaches its model."""
+
+    def serving(
+        self, plan: Plan, memory: Memory, sandbox: Sandbox, clock: ActClock
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        """Serves the sandbox its model for a block; holds the clock while an answer is owed.
+
+        A Standstill ends the block and not the serving.
+        """
+
+    def dropped(self, memory: Memory) -> None:
+        """The attempt under way is given up: nobody in it is served any more."""
 
 
 class _Retry(Exception):
     """A stage that may be tried again."""
 
-    def __init__(self, stage: str, detail: str, *, counts_as_failed: bool = False) -> None:
+    def __init__(self, stage: str, detail: str, *, blames: bool = False) -> None:
         super().__init__(detail)
         self.stage = stage
         self.detail = detail
-        self.counts_as_failed = counts_as_failed
+        self.blames = blames
 
 
 class Rollouts:
@@ -68,120 +118,267 @@ class Rollouts:
         job: str,
         guards: Guards,
         clock: Callable[[], float] = time.time,
+        models: Models | None = None,
+        clocks: Clocks | None = None,
     ) -> None:
         self._client = client
+        self._clocks = clocks or Clocks()
         self._log = log
         self._job = job
         self._guards = guards
         self._clock = clock
+        self._models = models
 
-    async def run(self, plan: Plan, on_step: Step) -> RolloutRecord:
-        """Returns the rollout's end, which is on record when this returns.
+    async def run(self, plan: Plan, on_step: Step, memory: Memory | None = None) -> RolloutRecord:
+        """Returns the rollout's end, which is in the job's log when this returns.
 
-        A cancellation is recorded as an infrastructure error, and raised on.
+        With a durable memory a cancellation leaves all as it is, Standstill is raised when the rollout
+        cannot go on now, and the record is not in the log yet: it belongs into the book first. Without
+        one a cancellation is recorded as an infrastructure error. Both are raised on.
         """
-        attempts: list[Attempt] = []
-        started = self._clock()
+        memory = memory or Memory()
+        memory.started = memory.started or self._clock()
         try:
-            record = await self._attempts(plan, on_step, attempts, started)
+            record = await self._attempts(plan, memory, on_step)
         except asyncio.CancelledError:
-            self.cancelled(plan, attempts, started)
+            if not memory.durable:
+                self.cancelled(plan, memory)
             raise
+        if not memory.durable:
+            self._log.rollout(record)
         return record
 
-    def cancelled(self, plan: Plan, attempts: list[Attempt], started: float) -> None:
+    def cancelled(self, plan: Plan, memory: Memory | None = None) -> None:
         """Records that the rollout was not carried to its end."""
         verdict = infrastructure_error("cancelled by the operator")
-        self._finish(plan, verdict, attempts, (started, started), None)
+        self._log.rollout(self._record(plan, memory or Memory(), verdict))
 
-    async def _attempts(
-        self, plan: Plan, on_step: Step, attempts: list[Attempt], started: float
-    ) -> RolloutRecord:
-        submission: Submission | None = None
-        began = started
-        last: _Retry | None = None
-        for number in range(ATTEMPTS):
-            if submission is None or number == 0:
-                began = self._clock()
+    async def _remove(self, plan: Plan, memory: Memory) -> None:
+        """Destroys the agent's sandbox of the attempt under way."""
+        with contextlib.suppress(SkerryError):
+            if memory.attempt >= 0:
+                await destroy_key(self._client, agent_key(plan.rollout, memory.attempt))
+
+    async def _attempts(self, plan: Plan, memory: Memory, on_step: Step) -> RolloutRecord:
+        while len(memory.faults) < ATTEMPTS:
             try:
-                if submission is None:
-                    submission = await self._act(plan, on_step)
-                    self._note_submission(plan, submission)
+                if memory.submission is None:
+                    await self._act(plan, memory, on_step)
+                elif memory.durable:
+                    await self._remove(plan, memory)  # it was killed before it could
+                assert memory.submission is not None  # noqa: S101
+                self._note_submission(plan, memory, memory.submission)
                 on_step("verifying")
-                verdict = await self._grade(plan, submission)
-                return self._finish(plan, verdict, attempts, (started, began), submission)
+                verdict = await self._grade(plan, memory, memory.submission)
+                return self._record(plan, memory, verdict)
             except _Retry as retry:
-                last = retry
-                attempt = Attempt(retry.stage, retry.detail, round(self._clock() - began, 3))
-                attempts.append(attempt)
-                self._log.append(
-                    "attempt", {"rollout": plan.rollout, **msgspec.to_builtins(attempt)}
-                )
-        detail = last.detail if last else ""
-        if last is not None and last.counts_as_failed:
-            verdict = failed(f"in each of {ATTEMPTS} fresh sandboxes: {detail}")
-        else:
-            verdict = infrastructure_error(detail)
-        return self._finish(plan, verdict, attempts, (started, began), submission)
+                if memory.durable:
+                    await self._check_node()
+                self._note_fault(plan, memory, retry)
+        last = memory.faults[-1]
+        if last.blames:
+            detail = f"in each of {ATTEMPTS} fresh sandboxes: {last.fault.detail}"
+            return self._record(plan, memory, failed(detail))
+        return self._record(plan, memory, infrastructure_error(last.fault.detail))
 
-    async def _act(self, plan: Plan, on_step: Step) -> Submission:
-        environment, task = plan.environment, plan.environment.task
+    async def _check_node(self) -> None:
+        """Raises NodeAway unless the node answers: then what went wrong is more than its absence."""
+        try:
+            await self._client.health()
+        except SkerryError as error:
+            raise NodeAway(error.message) from error
+
+    @staticmethod
+    def _later(memory: Memory, stage: str, error: Overloaded) -> Exception:
+        """Returns what says that there was no room: for who can wait that costs no attempt."""
+        if memory.durable:
+            return NodeAway(error.message)
+        return _Retry(stage, f"{error.code}: {error.message}")
+
+    def _note_fault(self, plan: Plan, memory: Memory, retry: _Retry) -> None:
+        seconds = round(self._clock() - (memory.began or memory.started), 3)
+        attempt = Attempt(retry.stage, retry.detail, seconds)
+        memory.note(Faulted(attempt, retry.blames))
+        if retry.stage == "act" and self._models is not None:
+            self._models.dropped(memory)
+        step = f"fault.{len(memory.faults) - 1}"
+        self._log.event(plan.rollout, step, msgspec.to_builtins(attempt), kind="attempt")
+
+    # --- acting ----------------------------------------------------------------------------------
+
+    async def _act(self, plan: Plan, memory: Memory, on_step: Step) -> None:
+        """Has the submission in the memory when it returns; raises _Retry and Standstill."""
+        attempt = sum(one.fault.stage == "act" for one in memory.faults)
+        if memory.attempt != attempt:
+            memory.note(Begun(attempt=attempt, at=self._clock()))
+        about = {"task": plan.environment.task.id, "policy": plan.policy.name}
+        begin = {"action": "begin", **about, "variant": plan.variant}
+        self._log.event(plan.rollout, f"{attempt}.begin", begin)
         made = False
         try:
-            async with sandbox_of(
-                self._client,
-                task,
-                image=environment.image,
-                layers=environment.layers,
-                seconds=task.limits.act_timeout_s,
-                labels=self._labels(plan, "agent"),
-            ) as sandbox:
+            async with self._sandbox(plan, memory) as sandbox:
                 made = True
-                session = Session(sandbox, environment, self._log, plan.rollout, on_step)
-                early = await self._let_act(plan, session)
-                on_step("collecting")
-                submission = await collect(sandbox, environment, self._guards, session.deeds)
-                submission = msgspec.structs.replace(submission, mounts=sandbox.created_as.mounts)
-                return early_or(submission, early)
+                if memory.sandbox is None:
+                    memory.note(Placed(sandbox=sandbox.id))
+                try:
+                    await self._act_in(plan, memory, sandbox, on_step)
+                except SkerryError as error:
+                    if memory.durable and error.fault is not Fault.SANDBOX:
+                        await self._check_node()  # else the sandbox would go
+                    raise
+        except (Standstill, _Retry):
+            raise
+        except Overloaded as error:
+            raise self._later(memory, "act", error) from error
+        except CannotStart as error:
+            raise _Retry("act", str(error)) from error
         except SkerryError as error:
             if made and error.fault is Fault.SANDBOX and not is_lost(error):
-                return Submission(NOTHING, b"", failed(f"the sandbox was lost: {error.message}"))
+                why = f"the sandbox was lost: {error.message}"
+                if memory.acted is None:
+                    memory.note(Acted(active_s=memory.active_s, repercussion=why))
+                memory.submit(Submission(NOTHING, b"", failed(why), repercussion=why))
+                return
             raise _Retry("act", f"{error.code}: {error.message}") from error
         except Exception as error:  # a bug of ours is no fault of the policy
             raise _Retry("act", f"bug: {type(error).__name__}: {error}") from error
 
-    async def _let_act(self, plan: Plan, session: Session) -> Verdict | None:
+    def _sandbox(
+        self, plan: Plan, memory: Memory
+    ) -> contextlib.AbstractAsyncContextManager[Sandbox]:
+        wanted = self._wanted(plan, memory)
+        if memory.durable:
+            return lasting_sandbox(self._client, memory.sandbox, wanted)
+        return passing_sandbox(self._client, wanted)
+
+    def _wanted(self, plan: Plan, memory: Memory) -> dict[str, Any]:
+        """Returns what the agent's sandbox is made with: the same each time that it is asked for."""
+        environment, needs = plan.environment, plan.policy.needs
+        wanted = options_of(
+            environment.task,
+            image=environment.image,
+            layers=(*environment.layers, *needs.layers),
+            labels=self._labels(plan, "agent"),
+        )
+        if memory.durable:
+            wanted |= {"detached": True, "rollout": plan.rollout, "job": self._job}
+            wanted["key"] = agent_key(plan.rollout, memory.attempt)
+            wanted["wait"] = CREATE_WAIT_S
+        else:
+            wanted["ttl"] = environment.task.limits.act_timeout_s + TTL_MARGIN_S
+        if needs.port is not None and self._models is not None:
+            link = msgspec.structs.replace(self._models.uplink, port=needs.port)
+            wanted["uplinks"] = (link,)
+        return wanted
+
+    async def _act_in(self, plan: Plan, memory: Memory, sandbox: Sandbox, on_step: Step) -> None:
+        access = None
+        if plan.policy.needs.port is not None:
+            if self._models is None:
+                raise CannotStart(f"the policy {plan.policy.name} needs a worker")
+            access = self._models.access(plan, memory)
+        session = Session(
+            sandbox, plan.environment, self._log, plan.rollout, on_step,
+            memory=memory, access=access,
+        )  # fmt: skip
+        if memory.acted is None:
+            memory.note(await self._let_act(plan, memory, sandbox, session))
+        acted = memory.acted
+        assert acted is not None  # noqa: S101
+        if acted.expired:
+            with contextlib.suppress(SandboxError):
+                await session.end_commands()
+        on_step("collecting")
+        submission = await collect(sandbox, plan.environment, self._guards, acted.deeds)
+        submission = msgspec.structs.replace(
+            submission,
+            mounts=sandbox.created_as.mounts,
+            repercussion=acted.repercussion or submission.repercussion,
+        )
+        memory.submit(early_or(submission, acted.verdict))
+
+    async def _let_act(
+        self, plan: Plan, memory: Memory, sandbox: Sandbox, session: Session
+    ) -> Acted:
         """Lets the policy act. Its own failures are graded, not raised; platform errors are raised."""
         limit = plan.environment.task.limits.act_timeout_s
-        try:
-            async with asyncio.timeout(limit) as scope:
-                await plan.policy.act(session, plan.variant)
-        except TimeoutError:
-            if not scope.expired():
+        clock = ActClock(limit, memory.active_s, time.monotonic)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self._clocks.joined(clock))
+            if session.access is not None and self._models is not None:
+                serving = self._models.serving(plan, memory, sandbox, clock)
+                await stack.enter_async_context(serving)
+            acting = asyncio.ensure_future(plan.policy.act(session, plan.variant))
+            expiry = asyncio.ensure_future(clock.expired())
+            try:
+                await asyncio.wait({acting, expiry}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                done = acting.done()
+                for task in (acting, expiry):
+                    task.cancel()
+                await asyncio.gather(acting, expiry, return_exceptions=True)
+            if not done:
+                message = f"the policy took longer than {limit:g} s"
+                session.record({"action": "stop", "message": message}, step="stop")
+                return Acted(active_s=clock.spent_s, expired=True, deeds=session.told_deeds())
+            try:
+                acting.result()
+            except (SandboxError, CallerError) as error:
+                if is_lost(error):
+                    raise
+                return await self._ended_early(error, sandbox, session, clock.spent_s)
+            except SkerryError:
+                if memory.durable:
+                    await self._check_node()  # else nobody would be served any more
                 raise
-            session.record(
-                {"action": "stop", "message": f"the policy took longer than {limit:g} s"}
-            )
-        except (SandboxError, CallerError) as error:
-            if is_lost(error):
-                raise
-            # What it asked for was refused, or its sandbox broke: what is left decides.
-            session.record({"action": "stop", "error": error.code, "message": error.message[:500]})
-            return failed(f"the policy ended early: {error.message}")
-        return None
+            return Acted(active_s=clock.spent_s, deeds=session.told_deeds())
 
-    async def _grade(self, plan: Plan, submission: Submission) -> Verdict:
+    async def _ended_early(
+        self, error: SkerryError, sandbox: Sandbox, session: Session, active_s: float
+    ) -> Acted:
+        """What it asked for was refused, or its sandbox broke: what is left decides."""
+        data = {"action": "stop", "error": error.code, "message": error.message[:500]}
+        session.record(data, step="stop")
+        info = await sandbox.info()
+        broken = info.state in (State.FAILED, State.STOPPED)
+        return Acted(
+            active_s=active_s,
+            verdict=failed(f"the policy ended early: {error.message}"),
+            repercussion=(info.reason or error.message) if broken else "",
+            deeds=session.told_deeds(),
+        )
+
+    # --- grading ---------------------------------------------------------------------------------
+
+    async def _grade(self, plan: Plan, memory: Memory, submission: Submission) -> Verdict:
+        client = self._client
         try:
+            if memory.durable and submission.verdict is None:
+                if memory.verifying >= 0:  # another was begun, and perhaps cut short
+                    labels = {"rollout": plan.rollout, "role": "verify"}
+                    await destroy_labelled(client, labels)
+                memory.note(Verifying(number=memory.verifying + 1))
+                client = Marked(
+                    client,
+                    key=verifier_key(plan.rollout, memory.verifying),
+                    detached=True,
+                    job=self._job,
+                    wait=CREATE_WAIT_S,
+                )
             verdict = await grade(
-                self._client,
+                client,
                 plan.environment,
                 submission,
                 guards=self._guards,
                 labels=self._labels(plan, "verify"),
             )
+        except Standstill:
+            raise
+        except Overloaded as error:
+            raise self._later(memory, "verify", error) from error
         except SandboxError as error:
             detail = f"{error.code}: {error.message}"
-            raise _Retry("verify", detail, counts_as_failed=not is_lost(error)) from error
+            raise _Retry("verify", detail, blames=not is_lost(error)) from error
         except SkerryError as error:
             raise _Retry("verify", f"{error.code}: {error.message}") from error
         except Exception as error:
@@ -199,9 +396,8 @@ class Rollouts:
             "role": role,
         }
 
-    def _note_submission(self, plan: Plan, submission: Submission) -> None:
+    def _note_submission(self, plan: Plan, memory: Memory, submission: Submission) -> None:
         data: dict[str, Any] = {
-            "rollout": plan.rollout,
             "action": "submit",
             "kept": [change.path for change in submission.audit.kept[:200]],
             "deleted": list(submission.audit.deleted[:200]),
@@ -209,21 +405,14 @@ class Rollouts:
         }
         if submission.tar:
             data["submission"] = self._log.blob(submission.tar)
-        self._log.append("event", data)
+        self._log.event(plan.rollout, f"{memory.attempt}.submit", data)
 
-    def _finish(
-        self,
-        plan: Plan,
-        verdict: Verdict,
-        attempts: list[Attempt],
-        times: tuple[float, float],
-        submission: Submission | None,
-    ) -> RolloutRecord:
-        """Writes and returns the record; `times` are those of the first and of this attempt."""
-        started, began = times
+    def _record(self, plan: Plan, memory: Memory, verdict: Verdict) -> RolloutRecord:
         ended = self._clock()
+        began = memory.began or memory.started or ended
+        submission = memory.submission
         tar = submission.tar if submission else b""
-        record = RolloutRecord(
+        return RolloutRecord(
             job=self._job,
             rollout=plan.rollout,
             task=plan.environment.task.id,
@@ -234,25 +423,21 @@ class Rollouts:
             verdict=verdict.outcome,
             evidence=verdict.evidence,
             detail=verdict.detail,
+            repercussion=submission.repercussion if submission else "",
             seconds=round(ended - began, 3),
             tests_passed=verdict.tests_passed,
             tests_failed=verdict.tests_failed,
             score=verdict.score,
             limit=verdict.limit,
             repeats=verdict.repeats,
-            attempts=tuple(attempts),
+            attempts=tuple(one.fault for one in memory.faults),
             digests=plan.environment.digests,
             mounts=submission.mounts if submission else (),
             submission=self._log.blob(tar) if tar else None,
             notes=submission.audit.notes() if submission else (),
-            started=started,
+            started=memory.started or ended,
             ended=ended,
         )
-        self._log.rollout(record)
-        return record
-
-
-NOTHING = Audit((), (), (), ())
 
 
 def early_or(submission: Submission, early: Verdict | None) -> Submission:

@@ -29,12 +29,12 @@ from skerry.integrity.tarfilter import TarFilter
 from skerry.integrity.verdict import failed, infrastructure_error, judge, out_of_memory, tampered
 from skerry.spec.command import RunResult
 from skerry.spec.files import Change, ChangeKind, FileType
-from skerry.spec.layers import MountedLayer
 from skerry.spec.task import TaskSpec
 from skerry.spec.verdict import Outcome, Verdict
 from skerry.worker.environment import SCORE_PROGRAM, SCORE_UID, Environment
 from skerry.worker.inside import program
 from skerry.worker.lives import is_lost, sandbox_of
+from skerry.worker.memory import Submission
 from skerry.worker.ports import Client, Sandbox
 
 SUBMISSION_BYTES_MAX = 64 << 20
@@ -54,18 +54,6 @@ class Guards(msgspec.Struct, frozen=True):
     sentinels: bool = True
     fingerprint: bool = True
     sweep: bool = True  # ends what the tests left running, before a score is given
-
-
-class Submission(msgspec.Struct, frozen=True):
-    """What is graded: the audit of a sandbox's diff, and a tar of the kept files.
-
-    `verdict` is set if there is nothing to test: tampered, or refused.
-    """
-
-    audit: Audit
-    tar: bytes
-    verdict: Verdict | None = None
-    mounts: tuple[MountedLayer, ...] = ()  # of the sandbox that it comes from
 
 
 async def collect(
@@ -101,9 +89,9 @@ async def collect(
     except SandboxError as error:
         if is_lost(error):
             raise
+        why = f"the sandbox cannot be graded: {error.message}"
         left = Audit((), (), (), done.evidence, done.noted)
-        broken = tampered(left) or failed(f"the sandbox cannot be graded: {error.message}")
-        return Submission(left, b"", broken)
+        return Submission(left, b"", tampered(left) or failed(why), repercussion=why)
     if sieve.missing:
         return Submission(found, b"", failed(f"{sieve.missing[0]} vanished while it was graded"))
     tar = bytes(out)

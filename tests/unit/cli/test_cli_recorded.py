@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from fake_client import FakeClient, invoke
 
+from skerry.cli import following, shipped
 from skerry.cli import rollout as rollout_module
-from skerry.cli import shipped
 from skerry.cli.demo import unexpected
+from skerry.cli.following import Wanted
 from skerry.errors import NotFound
 from skerry.spec.rollout import JobEvent, JobSummary, RolloutRecord
 from skerry.spec.verdict import Outcome
+from skerry.spec.worker import AnswerUrl, ModelSettings
 
 EARNED: dict[str, tuple[float | None, Outcome]] = {
     "gold": (1.0, Outcome.PASSED),
@@ -32,13 +34,11 @@ def record(policy: str, number: int, end: tuple[float | None, Outcome]) -> Rollo
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stands for the worker: records what it was asked for, ends as laid out in `ends`."""
-    import skerry.worker
-
     asked: dict[str, Any] = {"ends": dict(EARNED)}
 
-    async def run_job(client: Any, tasks: Any, policies: Any, **keywords: Any) -> JobSummary:
-        asked.update(keywords, tasks=[item.id for item in tasks], policies=policies)
-        names = [policy.name for policy in policies]
+    async def run(client: Any, name: str, wanted: Wanted, **keywords: Any) -> JobSummary:
+        asked.update(keywords, wanted=wanted, tasks=[item.id for item in wanted.tasks])
+        names = [*wanted.policies, *(["model"] if wanted.model else [])]
         made = [
             record(name, number, asked["ends"].get(name, (0.0, Outcome.FAILED)))
             for number, name in enumerate(names)
@@ -48,15 +48,15 @@ def job(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             keywords["on_event"](JobEvent(kind="done", total=len(made), record=item))
         return JobSummary(job="j", path="/j", records=tuple(made), build_seconds=1.0, seconds=2.0)
 
-    monkeypatch.setattr(skerry.worker, "run_job", run_job)
+    monkeypatch.setattr(following, "run", run)
     return asked
 
 
 def test_demo_is_good_only_if_every_reward_is_as_it_must_be(job: dict[str, Any]) -> None:
     result = invoke(FakeClient(), "demo", "--tasks", "semver-3.0.2", "-n", "2")
     assert result.exit_code == 0, result.output
-    assert (job["tasks"], job["n"]) == (["semver-3.0.2"], 2)
-    assert [policy.name for policy in job["policies"]] == ["gold", "noop", "cheat"]
+    assert (job["tasks"], job["wanted"].n) == (["semver-3.0.2"], 2)
+    assert job["wanted"].policies == ("gold", "noop", "cheat")
     assert "skerry trace show j-0002" in result.stdout
     assert "/j" in result.stdout
 
@@ -110,9 +110,11 @@ def test_rollout_takes_scripts_and_a_model_together(
         "--model-name", "q", "--api-key-env", "MODEL_KEY", "-n", "3", "--concurrency", "5",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert [policy.name for policy in job["policies"]] == ["noop", "model"]
-    assert job["policies"][1].variant(0, 0) == "q"
-    assert (job["n"], job["concurrency"]) == (3, 5)
+    wanted = job["wanted"]
+    assert wanted.policies == ("noop",)
+    assert wanted.model == ModelSettings(model="q")
+    assert wanted.answers == AnswerUrl(url="http://m:1/v1", api_key="secret-of-the-model")
+    assert (wanted.n, wanted.concurrency) == (3, 5)
     assert "secret-of-the-model" not in result.output
 
 
@@ -129,7 +131,10 @@ def test_rollout_without_a_reward_somewhere_is_1(job: dict[str, Any]) -> None:
         ("semver-3.0.2",),
         ("semver-3.0.2", "--policy", "nobody"),
         ("no-such-task", "--policy", "gold"),
+        ("--policy", "gold"),
         ("semver-3.0.2", "--model", "ftp://m"),
+        ("semver-3.0.2", "--policy", "gold", "--attach", "j"),
+        ("semver-3.0.2", "--scaffold", "a", "--toolkit", "no layer"),
         ("semver-3.0.2", "--model", "http://m", "--api-key-env", "NOT_SET_ANYWHERE"),
     ],
 )

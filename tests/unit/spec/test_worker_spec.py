@@ -81,7 +81,7 @@ def test_request_names_are_read_back_and_nothing_else_is() -> None:
         "1.0.0 ",
         "1.0.0\n",
         "a.b.c",
-        "1.0.100000",
+        "1.0.1000000",
     ):
         with pytest.raises(InvalidRequest):
             parse_request_id(bad)

@@ -11,14 +11,17 @@ import json
 import tarfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from skerry.errors import NotFound, SkerryError
+from skerry.errors import NotFound, SkerryError, Unavailable
 from skerry.spec.command import RunResult
 from skerry.spec.files import Change, ChangeKind, FileInfo, FileType
+from skerry.spec.job import JobInfo, JobSpec, JobState
 from skerry.spec.layers import LayerManifest, MountedLayer
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
 from skerry.spec.task import TaskSpec, parse_task
+from skerry.wire.http import OpStatus
 from skerry.worker.downloads import Downloads
 from skerry.worker.environment import PYTEST, Builder, Environment
 from skerry.worker.inside import program
@@ -58,6 +61,23 @@ class FakeFiles:
                 self.content[f"{path}/{member.name}"] = file.read() if file else b""
 
 
+class FakeCommand:
+    """A command that was started. `work` goes on without whoever waits for it."""
+
+    def __init__(self, op_id: str, work: asyncio.Future[RunResult]) -> None:
+        self.op_id = op_id
+        self.work = work
+
+    async def wait(self) -> RunResult:
+        await asyncio.wait({self.work})
+        if self.work.cancelled():
+            return RunResult(signal=9, cancelled=True)
+        return self.work.result()
+
+    async def kill(self) -> None:
+        self.work.cancel()
+
+
 class FakeSandbox:
     """One sandbox. `role` is its label; the world's knobs decide what fails."""
 
@@ -68,7 +88,9 @@ class FakeSandbox:
         self.role = spec.labels.get("role", "")
         self.files = FakeFiles(self)
         self.commands: list[Any] = []
+        self.started: dict[str, FakeCommand] = {}
         self.alive = True
+        self.paused = False
 
     @property
     def created_as(self) -> SandboxInfo:
@@ -111,6 +133,37 @@ class FakeSandbox:
                 return self.world.report(self, order)
         return RunResult(exit_code=0, stdout=b"ok\n")
 
+    async def start(
+        self, command: str | Sequence[str], *, op_id: str, user: str | None = None, **more: Any
+    ) -> FakeCommand:
+        """Runs it at once, or finds it; it goes on whoever waits."""
+        if op_id not in self.started:
+            run = self.world.scaffold or FakeSandbox.run
+            work = asyncio.ensure_future(run(self, command, **more))
+            work.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self.started[op_id] = FakeCommand(op_id, work)
+        return self.started[op_id]
+
+    async def ops(self) -> list[OpStatus]:
+        self.may("ops")
+        return [
+            OpStatus(op_id=one.op_id, state="done" if one.work.done() else "running")
+            for one in self.started.values()
+        ]
+
+    async def cancel(self, op_id: str) -> None:
+        self.started[op_id].work.cancel()
+
+    async def pause(self) -> SandboxInfo:
+        self.may("pause")
+        self.paused = True
+        return await self.info()
+
+    async def resume(self) -> SandboxInfo:
+        self.may("resume")
+        self.paused = False
+        return await self.info()
+
     async def diff(self) -> tuple[Change, ...]:
         self.may("diff")
         return tuple(
@@ -142,6 +195,8 @@ class FakeSandbox:
 
     async def destroy(self) -> None:
         self.alive = False
+        for one in self.started.values():
+            one.work.cancel()
         self.may("destroy")
 
 
@@ -151,11 +206,14 @@ class FakeClient:
     def __init__(self) -> None:
         self.sandboxes = self
         self.images = FakeImages()
+        self.jobs = FakeJobs()
         self.made: list[FakeSandbox] = []
         self.on_create: Callable[[str], None] | None = None
         self.on_call: Callable[[FakeSandbox, str], None] | None = None
         self.report: Report = honest
         self.hang = False
+        self.away = False
+        self.scaffold: Any = None  # what a command of an agent does: (sandbox, command, **more)
         self.forwards: list[tuple[int, str, int]] = []
 
     async def create(self, backend: str = "container", **options: Any) -> FakeSandbox:
@@ -164,12 +222,51 @@ class FakeClient:
         if self.on_create:
             self.on_create(labels["role"])
         assert options["user"] == "root", "what an image says of a user is not for the verifier"
-        spec = SandboxSpec(image=options["image"], layers=options["layers"], labels=labels)
+        key = options.get("key")
+        for one in self.made:
+            if key is not None and one.spec.key == key and one.alive:
+                return one
+        spec = SandboxSpec(
+            image=options["image"], layers=options["layers"], labels=labels, key=key,
+            uplinks=options.get("uplinks", ()), job=options.get("job"),
+        )  # fmt: skip
         self.made.append(FakeSandbox(self, len(self.made), spec))
         return self.made[-1]
 
+    async def get(self, sandbox_id: str) -> FakeSandbox:
+        for one in self.made:
+            if one.id == sandbox_id and one.alive:
+                return one
+        raise NotFound(f"no sandbox {sandbox_id}")
+
+    async def list(
+        self, *, key: str | None = None, labels: dict[str, str] | None = None
+    ) -> Sequence[SandboxInfo]:
+        return [
+            one.created_as
+            for one in self.made
+            if one.alive
+            and key in (None, one.spec.key)
+            and (labels or {}).items() <= one.spec.labels.items()
+        ]
+
+    async def health(self) -> Any:
+        if self.away:
+            raise Unavailable("the node is away")
+
     def left(self) -> list[str]:
         return [one.id for one in self.made if one.alive]
+
+
+class FakeJobs:
+    """The job of any name; `state` is how it stands."""
+
+    def __init__(self) -> None:
+        self.state = JobState.ACTIVE
+
+    async def get(self, name: str) -> Any:
+        info = JobInfo(id=name, state=self.state, spec=JobSpec(id=name))
+        return SimpleNamespace(created_as=info)
 
 
 class FakeImages:

@@ -354,8 +354,8 @@ async def test_everything_a_policy_did_is_on_record(client: FakeClient, tmp_path
     trace = show_rollout(tmp_path / "jobs", record.rollout)
     assert trace.record == record
     actions = [line.data.get("action") for line in trace.lines if line.kind == "event"]
-    assert actions == ["run", "submit"]
-    run = trace.lines[0].data
+    assert actions == ["begin", "run", "submit"]
+    run = trace.lines[1].data
     assert run["command"].startswith("patch -p1")
     assert run["exit_code"] == 0
     assert record.submission is not None

@@ -42,7 +42,10 @@ def ask(settings: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, A
     request = urllib.request.Request(  # noqa: S310 - loopback, given by the worker
         settings["url"] + "/chat/completions",
         data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
+        headers={
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {settings['api_key']}",
+        },
     )
     # No proxy of the environment: the endpoint is on loopback.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -10,7 +10,7 @@ import posixpath
 from collections.abc import Awaitable, Callable
 
 from skerry.errors import InvalidRequest
-from skerry.worker.session import Session
+from skerry.worker.session import Needs, Session
 
 # pytest believes what this hook leaves in a report.
 FORGE = """
@@ -170,6 +170,7 @@ class Cheat:
     """One cheat a rollout, in turn over tasks and rollouts; or always the one that was named."""
 
     name = "cheat"
+    needs = Needs()
 
     def __init__(self, only: str | None = None) -> None:
         if only is not None and only not in CHEATS:

@@ -1,23 +1,20 @@
-"""A model that works with a bash tool, through any OpenAI-compatible endpoint."""
+"""Agents that ask a model: the bash-tool agent that comes with Skerry, and any command as scaffold."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import shlex
-from collections.abc import AsyncIterator
+from typing import Any
 
-import msgspec
-
-from skerry.errors import InvalidRequest, Unavailable
+from skerry.errors import Bug
+from skerry.spec.limits import TIMEOUT_MAX_S
+from skerry.spec.task import TaskSpec
+from skerry.spec.worker import ModelSettings, Scaffold
 from skerry.worker.inside import program
-from skerry.worker.policies.endpoint import Endpoint, recorder
-from skerry.worker.session import Session
+from skerry.worker.session import Access, CannotStart, Needs, Session
 
 PORT = 4321  # inside, on loopback
-OPEN_WITHIN_S = 30.0
-SCAFFOLD = "/opt/skerry-agent/agent.py"
+AGENT = "/opt/skerry-agent/agent.py"
 SYSTEM = (
     "You are a software engineer. You work in a sandbox without network through the bash tool; "
     "each call starts a new shell in the repository. When you are done, answer without calling the "
@@ -34,92 +31,104 @@ anything. The tests that are there run with: {command}
 """
 
 
-@contextlib.asynccontextmanager
-async def _open(session: Session, target_port: int) -> AsyncIterator[None]:
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            async with asyncio.timeout(OPEN_WITHIN_S):
-                await stack.enter_async_context(session.forward(PORT, "127.0.0.1", target_port))
-        except (TimeoutError, ConnectionError) as error:
-            why = str(error) or f"no answer within {OPEN_WITHIN_S:g} s"
-            raise Unavailable(f"port {PORT} could not be opened inside: {why}") from error
-        yield
+def prompt_of(task: TaskSpec) -> str:
+    """Returns what an agent is told of a task."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in task.tests.env.items()]
+    return PROMPT.format(
+        package=task.package.name,
+        version=task.package.bug.version,
+        workdir=task.workdir,
+        bug=task.bug,
+        command=" ".join([*words, shlex.join(task.tests.argv)]),
+    )
 
 
-class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one rollout, and what is sent with each request."""
-
-    model: str = "default"
-    turns: int = 50
-    command_timeout_s: float = 60.0
-    request_timeout_s: float = 300.0
-    output_limit: int = 16_000
-    retry_pause_s: float = 1.0  # before the model's server is asked again; doubled then
-    request_options: dict[str, object] = {}
+def _access(session: Session) -> Access:
+    if session.access is None:
+        raise Bug("the agent was given no model")
+    return session.access
 
 
 class Model:
-    """The `--model URL` policy. The key is used by the worker and never enters a sandbox."""
+    """The bash-tool agent: it runs what the model asks for until that asks for nothing."""
 
     name = "model"
 
-    def __init__(
-        self, url: str, *, api_key: str | None = None, options: ModelOptions | None = None
-    ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise InvalidRequest(f"{url!r} is no http address of an OpenAI-compatible endpoint")
-        self._url = url
-        self._api_key = api_key
-        self._options = options or ModelOptions()
+    def __init__(self, settings: ModelSettings | None = None) -> None:
+        self._settings = settings or ModelSettings()
+        self.needs = Needs(port=PORT)
 
     def variant(self, task_index: int, rollout_index: int) -> str:
         """Returns the model's name."""
         del task_index, rollout_index
-        return self._options.model
+        return self._settings.model
 
     async def act(self, session: Session, variant: str) -> None:
-        """Lets the model work until it is done or out of turns; Unavailable if its server fails."""
+        """Lets the model work until it is done or out of turns."""
         del variant
-        options = self._options
-        endpoint = Endpoint(
-            self._url,
-            self._api_key,
-            recorder(session.record, session.output),
-            requests_max=options.turns + 1,
-            timeout_s=options.request_timeout_s,
-            retry_pause_s=options.retry_pause_s,
+        await session.write(AGENT, program("agent").encode())
+        result = await session.run(
+            [session.task.tests.interpreter, "-I", AGENT],
+            stdin=json.dumps(self._told(session)).encode(),
+            timeout=None,  # the worker's clock, which stands still while the model is waited for
+            deed=False,
         )
-        await session.write(SCAFFOLD, program("agent").encode())
-        async with endpoint.serve(), _open(session, endpoint.port):
-            await session.run(
-                [session.task.tests.interpreter, "-I", SCAFFOLD],
-                stdin=json.dumps(self._settings(session, endpoint)).encode(),
-                timeout=session.task.limits.act_timeout_s,
-            )
-        endpoint.check()
+        if result.start_error:
+            raise CannotStart(f"the agent could not start: {result.start_error}")
 
-    def _settings(self, session: Session, endpoint: Endpoint) -> dict[str, object]:
-        options, task = self._options, session.task
+    def _told(self, session: Session) -> dict[str, Any]:
+        settings, access = self._settings, _access(session)
         return {
-            "url": f"http://127.0.0.1:{PORT}{endpoint.path}",
-            "model": options.model,
-            "options": options.request_options,
+            "url": access.base_url,
+            "api_key": access.token,
+            "model": settings.model,
+            "options": settings.request_options,
             "system": SYSTEM,
-            "prompt": PROMPT.format(
-                package=task.package.name,
-                version=task.package.bug.version,
-                workdir=task.workdir,
-                bug=task.bug,
-                command=self._command(task.tests.argv, task.tests.env),
-            ),
-            "turns": options.turns,
-            "seconds": task.limits.act_timeout_s * 0.95,
-            "request_timeout_s": options.request_timeout_s * 3,
-            "command_timeout_s": options.command_timeout_s,
-            "output_limit": options.output_limit,
+            "prompt": prompt_of(session.task),
+            "turns": settings.turns,
+            "seconds": TIMEOUT_MAX_S,
+            "request_timeout_s": TIMEOUT_MAX_S,
+            "command_timeout_s": settings.command_timeout_s,
+            "output_limit": settings.output_limit,
         }
 
-    @staticmethod
-    def _command(argv: tuple[str, ...], env: dict[str, str]) -> str:
-        words = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
-        return " ".join([*words, shlex.join(argv)])
+
+class Command:
+    """Any command as the agent. Its exit status decides nothing."""
+
+    def __init__(self, scaffold: Scaffold) -> None:
+        self._scaffold = scaffold
+        self.name = scaffold.name
+        self.needs = Needs(layers=scaffold.layers, port=scaffold.port)
+
+    def variant(self, task_index: int, rollout_index: int) -> str:
+        """Returns no variant."""
+        del task_index, rollout_index
+        return ""
+
+    async def act(self, session: Session, variant: str) -> None:
+        """Runs the scaffold to its end; CannotStart if it is not there."""
+        del variant
+        scaffold, access, task = self._scaffold, _access(session), session.task
+        told = {
+            "rollout": session.rollout,
+            "task": task.id,
+            "title": task.title,
+            "bug": task.bug,
+            "package": task.package.name,
+            "version": task.package.bug.version,
+            "workdir": task.workdir,
+            "prompt": prompt_of(task),
+        }
+        given = {"OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.token}
+        result = await session.run(
+            scaffold.argv,
+            stdin=json.dumps(told).encode(),
+            env={**scaffold.env, **given, "SKERRY_ROLLOUT": session.rollout},
+            cwd=scaffold.cwd,
+            user=scaffold.user,
+            timeout=None,
+            deed=False,
+        )
+        if result.start_error:
+            raise CannotStart(f"the scaffold could not start: {result.start_error}")

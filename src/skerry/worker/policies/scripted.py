@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from skerry.errors import SandboxFailed
-from skerry.worker.session import Session
+from skerry.worker.session import Needs, Session
 
 
 class Gold:
     """Applies the difference between the two releases, as the maintainers made it."""
 
     name = "gold"
+    needs = Needs()
 
     def variant(self, task_index: int, rollout_index: int) -> str:
         """Returns no variant."""
@@ -30,6 +31,7 @@ class Noop:
     """Looks around and changes nothing."""
 
     name = "noop"
+    needs = Needs()
 
     def variant(self, task_index: int, rollout_index: int) -> str:
         """Returns no variant."""

@@ -1,0 +1,49 @@
+"""A worker's process that kills itself at the n-th record of its journal, before it is written or after.
+
+python killing_worker.py TOP N before|after        (N 0: it does not)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from far_world import FarClient
+from job_world import OpenDownloads
+
+from skerry.trajectory import journal
+from skerry.worker.service.main import serve
+
+top, left, moment = Path(sys.argv[1]), [int(sys.argv[2])], sys.argv[3]
+append = journal.Journal.append
+
+
+def die(kind: str) -> None:
+    (top / "died").write_text(f"{moment} {kind}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def append_at(self: Any, subject: str, kind: str, data: Any) -> Any:
+    left[0] -= 1
+    if left[0] == 0 and moment == "before":
+        die(kind)
+    position = append(self, subject, kind, data)
+    if left[0] == 0:
+        die(kind)
+    return position
+
+
+if __name__ == "__main__":
+    journal.Journal.append = append_at  # type: ignore[method-assign]
+    asyncio.run(
+        serve(
+            top / "state",
+            top / "worker.sock",
+            FarClient(str(top / "node.sock")),
+            OpenDownloads(top, {}),
+        )
+    )
