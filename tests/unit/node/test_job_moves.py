@@ -215,6 +215,28 @@ async def test_pause_that_a_restart_cut_short_goes_on(stand, manual) -> None:
         assert end.total == 2
 
 
+async def test_orderly_end_of_the_node_tells_no_end_of_a_pause(stand, monkeypatch) -> None:
+    """Else its client would take it for cancelled; the next start goes on with it."""
+    gate = asyncio.Event()
+    before = FakeInstance.pause
+
+    async def pause(self):
+        await gate.wait()
+        return await before(self)
+
+    async with stand.alive() as node:
+        job, made = await job_of(node, 3)
+        monkeypatch.setattr(FakeInstance, "pause", pause)
+        move = await node.keeping.pause(job)
+        await settle()
+    assert not move.over
+    gate.set()
+    async with stand.alive() as node:
+        await settle(200)
+        assert {node.sandboxes.get(one.id).state for one in made} == {State.PAUSED}
+        assert node.sandboxes.get(made[0].id).paused_by == "request"
+
+
 async def test_job_that_has_ended_is_neither_paused_nor_resumed(stand) -> None:
     async with stand.alive() as node:
         job, _ = await job_of(node, 1)

@@ -92,20 +92,27 @@ class Move:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(AT_ONCE, len(self.sandboxes))):
                     group.create_task(hand())
-        finally:
-            total = len(self.sandboxes)
-            rest = total - self.done - self.failures
-            end = JobMoved(
-                total=total,
-                done=self.done,
-                left=rest,
-                failures=self.failures,
-                failed=tuple(self.failed),
-                seconds=round(clock.monotonic() - began, 3),
-                freed_bytes=self.freed,
-                cancelled=rest > 0,
-            )
-            self.tell(end=end)
+        except asyncio.CancelledError:
+            raise  # the node is ending: who listens finds this again at its next start
+        except BaseException:
+            self._end(clock.monotonic() - began)
+            raise
+        self._end(clock.monotonic() - began)
+
+    def _end(self, seconds: float) -> None:
+        total = len(self.sandboxes)
+        rest = total - self.done - self.failures
+        end = JobMoved(
+            total=total,
+            done=self.done,
+            left=rest,
+            failures=self.failures,
+            failed=tuple(self.failed),
+            seconds=round(seconds, 3),
+            freed_bytes=self.freed,
+            cancelled=rest > 0,
+        )
+        self.tell(end=end)
 
     async def _one(self, sandbox: Sandbox, control: Control) -> None:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from skerry.guest.files import STALL_S
 from skerry.node.jobs.lines import queue_of
 from skerry.node.jobs.moves import Move
@@ -54,7 +56,8 @@ async def delete(node: Node, exchange: Exchange) -> None:
         spec = JobSpec(id=name)
         await exchange.reply(JobInfo(id=name, state=JobState.ENDED, spec=spec))
         return
-    await node.tasks.spawn(node.keeping.end(job, "it was removed", delete=True))
+    # It goes on also if this client does not wait for it.
+    await asyncio.shield(node.tasks.spawn(node.keeping.end(job, "it was removed", delete=True)))
     await exchange.reply(node.keeping.info(job))
 
 
