@@ -218,4 +218,4 @@ async def test_digest_of_a_command_is_what_a_client_computes_of_what_it_asks(cli
     (event,) = (await trajectories.page(sandbox, 1)).events
     assert event.request_digest == request_digest(plain(spec))
     apart = event.request["stdin"].keys() & {"blob", "dropped"}  # by its digest
-    assert bool(apart) == (size > 1 << 20)
+    assert bool(apart) == (size > 64 << 10)
