@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from skerry.density.pressure import Pressure
 from skerry.errors import Bug, Overloaded, Unavailable
 from skerry.node.admission.fairness import FairQueue, Flow
-from skerry.node.admission.holders import Holder, Holders
+from skerry.node.admission.holders import Holder, Holders, name_of
 from skerry.node.admission.lineup import Line
+from skerry.node.admission.places import Places
 from skerry.node.admission.quotas import Quotas
 from skerry.node.admission.rates import Rate
 from skerry.node.admission.refusals import Refusals, draining, ending
@@ -32,8 +33,7 @@ from skerry.node.timers import Timer, Timers
 class Admission:
     """Counts what is in, and says no with the limit's name and a time to come back.
 
-    Invariants: 0 <= creating <= creates_in_flight_max; nobody waits for a place while one is free;
-    nobody waits for room that was there at the last look (half a second ago at most).
+    Invariant: nobody waits for room that was there at the last look (half a second ago at most).
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class Admission:
         # Members of batches that have not asked yet: they wait behind those that have.
         self.expected: Counter[Holder] = Counter()
         self.operations = 0
-        self.creating = 0
         self._shut: Callable[[], Unavailable] | None = None
         self.shortages = Shortages(limits, clock.monotonic, host, pressure, lag)
         self.admitted = Rate(clock.monotonic)
@@ -66,7 +65,7 @@ class Admission:
         self._timers = timers
         self._weights = weights or {}
         self._room: FairQueue[Wait] = FairQueue(self._weight)
-        self._places: FairQueue[Wait] = FairQueue(self._weight)
+        self._places = Places(limits, self._weight)
         self._kept = KeptPlaces(clock.monotonic, limits.creates_waiting_max)
         self._parked: dict[str, str] = {}  # flows at a limit of their own: their tokens
         self._poll: Timer | None = None
@@ -75,6 +74,11 @@ class Admission:
     def sandboxes(self) -> int:
         """How many were admitted and have not ended."""
         return len(self.claims)
+
+    @property
+    def creating(self) -> int:
+        """How many places for creates are taken."""
+        return self._places.taken
 
     @property
     def closing(self) -> bool:
@@ -100,7 +104,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """How many creates wait, for room or for a place."""
-        return len(self._room) + len(self._places)
+        return len(self._room) + len(self._places.queue)
 
     # -- room -------------------------------------------------------------------------------------
 
@@ -250,41 +254,19 @@ class Admission:
 
     # -- places -----------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def place(
+    def place(
         self, claim: Claim, *, priority: int = 0, bounded: bool = True, gone: Gone | None = None
-    ) -> AsyncIterator[None]:
-        """Holds one of the places for creates; turns go round by flow.
+    ) -> AbstractAsyncContextManager[None]:
+        """Holds one of the places for creates within the block; turns go round by flow.
 
         With `bounded`, Overloaded if too many wait already; without, the caller bounds itself.
         """
-        if self.creating >= self.limits.creates_in_flight_max:
-            wait = self._enqueue(self._places, claim, priority, bounded=bounded)
-            try:
-                await wait.until_served(gone)
-            except BaseException:
-                if wait.served:
-                    self._leave()  # it was handed to us in the same moment
-                raise
-            finally:
-                self._dequeue(self._places, wait)
-        else:
-            self.creating += 1
-        try:
-            yield
-        finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        while (head := self._places.head()) is not None:
-            if head.item.done.done():
-                self._places.remove(head)
-                continue
-            self._places.serve(head)
-            head.item.ticket = None
-            head.item.done.set_result(None)  # the place changes hands: `creating` stays
-            return
-        self.creating -= 1
+        queue = self._places.queue
+        return self._places.hold(
+            lambda: self._enqueue(queue, claim, priority, bounded=bounded),
+            lambda wait: self._dequeue(queue, wait),
+            gone,
+        )
 
     # -- queues -----------------------------------------------------------------------------------
 
@@ -298,14 +280,14 @@ class Admission:
         key: str | None = None,
     ) -> Wait:
         flow, limits = claim.holder.flow, self.limits
-        mine = self._room.waiting(flow) + self._places.waiting(flow)
+        mine = self._room.waiting(flow) + self._places.queue.waiting(flow)
         if bounded and self.waiting >= limits.creates_waiting_max:
             raise self._refuse(self._queued(), claim.holder)
         if bounded and mine >= limits.creates_waiting_per_owner_max:
             maximum = limits.creates_waiting_per_owner_max
-            name = "creates_waiting_per_owner"
-            message = f"{name}: {mine} of {maximum} wait already"
-            short = Shortage(name, message, {"used": mine, "maximum": maximum}, self._turn_s())
+            message = f"creates_waiting_per_owner: {mine} of {maximum} wait already"
+            fields = {"used": mine, "maximum": maximum}
+            short = Shortage("creates_waiting_per_owner", message, fields, self._turn_s())
             raise self._refuse(short, claim.holder)
         wait, holder = Wait(claim, key), claim.holder
         number = self._kept.take(flow, key)
@@ -328,12 +310,7 @@ class Admission:
             self._let_in()  # the next one may ask for less
 
     def _weight(self, flow: str) -> float:
-        kind, _, name = flow.partition(" ")
-        if kind == "token":
-            name = name.partition(" job ")[2]
-        elif kind == "job":
-            name = name.partition(" ")[2]
-        return self._weights.get(name, 1.0)
+        return self._weights.get(name_of(flow), 1.0)
 
     def line(self, holder: Holder) -> Line:
         """Returns who of a job waits for room, in their order, and how long that takes."""
@@ -409,7 +386,7 @@ class Admission:
             "operations": self.operations,
             "creates_in_flight": self.creating,
             "creates_waiting_for_room": len(self._room),
-            "creates_waiting_for_place": len(self._places),
+            "creates_waiting_for_place": len(self._places.queue),
             "admitted_total": self.admitted.total,
             "ended_total": self.ended.total,
             "refused_total": self.refused.total(),
@@ -421,7 +398,3 @@ class Admission:
         """Raises Bug unless the invariants hold."""
         self._room.check_invariants()
         self._places.check_invariants()
-        if not 0 <= self.creating <= self.limits.creates_in_flight_max:
-            raise Bug(f"{self.creating} creates are under way")
-        if len(self._places) and self.creating < self.limits.creates_in_flight_max:
-            raise Bug("someone waits for a place while one is free")

@@ -46,6 +46,14 @@ class Holder(NamedTuple):
         return "no owner and no label job"
 
 
+def name_of(flow: str) -> str:
+    """Returns the name of a flow for which an operator may have given it a weight: job or owner."""
+    kind, _, name = flow.partition(" ")
+    if kind == "token":
+        return name.partition(" job ")[2]
+    return name.partition(" ")[2] if kind == "job" else name
+
+
 class Holders:
     """Counts places by holder. Among many the order of the biggest is at most FRESH changes old."""
 
