@@ -199,3 +199,26 @@ async def test_what_is_sent_over_an_open_connection_resumes(stand, data) -> None
                 assert (await socket.receive()).data == data
 
             assert not await paused_after(api, sid, ask)
+
+
+async def test_a_resume_goes_on_without_the_one_who_asked_for_it(stand, monkeypatch) -> None:
+    """A client that leaves while its request resumes a sandbox leaves no sandbox half way."""
+    async with stand.serving() as (node, api):
+        sid = await prepared(api)
+        await api.call("POST", f"/v1/sandboxes/{sid}/pause")
+        instance, may = stand.world.instances[sid], asyncio.Event()
+        resume, begun = instance.resume, asyncio.Event()
+
+        async def slowly() -> None:
+            begun.set()
+            await may.wait()
+            await resume()
+
+        monkeypatch.setattr(instance, "resume", slowly)
+        asking = asyncio.create_task(node.lives.ensure_running(node.sandboxes.get(sid)))
+        await begun.wait()
+        asking.cancel()
+        await asyncio.wait((asking,))
+        may.set()
+        info = await api.call("GET", f"/v1/sandboxes/{sid}/wait?state=running&timeout=10")
+        assert info["state"] == "running"

@@ -108,12 +108,17 @@ class Lives:
                 raise sandbox.ended()
             changes = sandbox.changes
             if sandbox.state in {State.PAUSED, State.PAUSING}:
-                await self.drive(sandbox, Event.RESUME)
+                # Whoever asked may leave meanwhile: what was begun is brought to its end all the same.
+                await asyncio.shield(self._tasks.spawn(self._resume(sandbox)))
             if sandbox.changes == changes:
                 await sandbox.changed()
         if sandbox.link is None:
             raise Bug(f"{sandbox.id} runs without a link")
         return sandbox.link
+
+    async def _resume(self, sandbox: Sandbox) -> None:
+        if sandbox.state in {State.PAUSED, State.PAUSING}:
+            await self.drive(sandbox, Event.RESUME)
 
     async def ensure_standing(self, sandbox: Sandbox) -> None:
         """Returns once it runs or is paused: what it wrote can be looked at; raises why it cannot."""
