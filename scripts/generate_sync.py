@@ -211,6 +211,7 @@ PREPARE = {
         "        self.spec = inner.spec\n"
         "        self.created_as = inner.created_as\n"
         "        self.sandboxes = Sandboxes(portal, inner.sandboxes)\n"
+        "        self.images = Images(portal, inner.images)\n"
     ),
     "Sandbox": (
         "        self.id = inner.id\n"

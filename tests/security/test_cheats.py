@@ -73,7 +73,7 @@ class Script:
 
 async def naive_reward(client: object, top: Path, task: str, policy: Policy) -> float:
     """What a grader gives that trusts the place where the policy acted."""
-    made = await Builder(client, downloads(), lambda text: None).build(  # type: ignore[arg-type]
+    made = await Builder(client.images, downloads(), lambda text: None).build(  # type: ignore[arg-type]
         load_tasks([EXAMPLES / task])
     )
     environment: Environment = made[0]
@@ -326,7 +326,7 @@ async def test_a_fix_beside_a_cheat_earns_nothing(node_client: object, tmp_path:
 async def test_hidden_tests_cannot_be_read_where_the_policy_acts(
     node_client: object, tmp_path: Path
 ) -> None:
-    made = await Builder(node_client, downloads(), lambda text: None).build(  # type: ignore[arg-type]
+    made = await Builder(node_client.images, downloads(), lambda text: None).build(  # type: ignore[arg-type]
         load_tasks([EXAMPLES / SMALL])
     )
     environment = made[0]

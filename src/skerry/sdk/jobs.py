@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from skerry.errors import InvalidRequest, SkerryError, Unavailable
 from skerry.sdk.heart import Heart
+from skerry.sdk.images import AsyncImages
 from skerry.sdk.rollout_job import RolloutJob
 from skerry.sdk.running import CANCEL_WITHIN_S
 from skerry.sdk.sandboxes import AsyncSandboxes
@@ -126,6 +127,7 @@ class AsyncJob(RolloutJob):
         self.spec = info.spec
         self.created_as = info
         self.sandboxes = AsyncSandboxes(transport, info.id)
+        self.images = AsyncImages(transport, self.sandboxes)  # what is built, is in the job's
 
     async def __aenter__(self) -> AsyncJob:
         if self._heart is not None:

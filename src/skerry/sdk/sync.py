@@ -1287,6 +1287,7 @@ class Job:
         self.spec = inner.spec
         self.created_as = inner.created_as
         self.sandboxes = Sandboxes(portal, inner.sandboxes)
+        self.images = Images(portal, inner.images)
 
     def submit(
         self,

@@ -29,7 +29,7 @@ from skerry.spec.task import Archive, TaskSpec
 from skerry.worker.archives import gold_patch, pristine_digests, source_files, top_level_modules
 from skerry.worker.downloads import Downloads, Wanted, wanted_of
 from skerry.worker.lives import together
-from skerry.worker.ports import Client
+from skerry.worker.ports import Images
 
 PYTEST_VERSION = "8.3.5"
 PYTEST = (
@@ -99,8 +99,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 class Builder:
     """Makes environments; layers that several tasks share are made once."""
 
-    def __init__(self, client: Client, downloads: Downloads, say: Say) -> None:
-        self._client = client
+    def __init__(self, images: Images, downloads: Downloads, say: Say) -> None:
+        self._images = images
         self._downloads = downloads
         self._say = say
         self._locks: dict[str, asyncio.Lock] = {}
@@ -115,7 +115,7 @@ class Builder:
         base = await self._base(task.image)
         image = _pinned(base)
         python = task.tests.interpreter
-        further = [_pinned(await self._client.images.inspect(name)) for name in task.layers]
+        further = [_pinned(await self._images.inspect(name)) for name in task.layers]
         toolkit = await self._wheels(
             f"toolkit/pytest:{PYTEST_VERSION}", image, (), list(PYTEST), python
         )
@@ -157,13 +157,13 @@ class Builder:
         name = parse_layer_name(image, LayerKind.BASE)
         async with self._lock(str(name)):
             try:
-                return await self._client.images.inspect(str(name))
+                return await self._images.inspect(str(name))
             except NotFound:
                 suite = SUITES.get(name.tag, name.tag)
                 if name.kind is not LayerKind.BASE or name.name != "debian" or name.digest:
                     raise
             self._say(f"building {name}")
-            return await self._client.images.debian(str(name), suite, on_log=self._say)
+            return await self._images.debian(str(name), suite, on_log=self._say)
 
     async def _wheels(
         self,
@@ -214,7 +214,7 @@ class Builder:
     ) -> LayerManifest:
         async with self._lock(name):
             try:
-                return await self._client.images.inspect(name)
+                return await self._images.inspect(name)
             except NotFound:
                 pass
             async with self._gate:
@@ -225,7 +225,7 @@ class Builder:
                         (Path(folder) / file.file).write_bytes(data)
                     for file_name, text in (texts or {}).items():
                         (Path(folder) / file_name).write_text(text)
-                    return await self._client.images.build(
+                    return await self._images.build(
                         name, image=image, layers=layers, context=folder, steps=steps
                     )
 

@@ -70,7 +70,7 @@ async def run_job(
     def say(text: str) -> None:
         on_event(JobEvent(kind="build", text=text, total=total))
 
-    environments = await Builder(client, downloads, say).build(tasks)
+    environments = await Builder(client.images, downloads, say).build(tasks)
     built = clock()
     on_event(JobEvent(kind="built", text=f"{built - began:.1f} s", total=total))
     log = JobLog(jobs_dir / job, clock)

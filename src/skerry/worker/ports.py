@@ -183,6 +183,10 @@ class Job(Protocol):
 
     created_as: JobInfo
 
+    @property
+    def images(self) -> Images:
+        """The node's layers, built in sandboxes of the job."""
+
 
 class Jobs(Protocol):
     """The jobs of a node."""

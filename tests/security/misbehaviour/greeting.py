@@ -110,4 +110,4 @@ async def environment_of(client: Client, cache: Path, ordinary: Downloads) -> En
         await client.images.inspect(GIT)
     except NotFound:
         await client.images.build(GIT, image="debian:12", context=context, steps=[step])
-    return (await Builder(client, downloads, lambda text: None).build([task]))[0]
+    return (await Builder(client.images, downloads, lambda text: None).build([task]))[0]

@@ -9,6 +9,7 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from job_world import FakeClient
@@ -52,8 +53,10 @@ class NodeServer:
         if target == "client":
             found = await getattr(self._client, name)(*words, **more)
             return found.created_as if hasattr(found, "created_as") else found
-        if target in ("images", "jobs"):
-            return await getattr(getattr(self._client, target), name)(*words, **more)
+        if target == "jobs":
+            return (await self._client.jobs.get(*words)).created_as
+        if target == "images":
+            return await getattr(self._client.images, name)(*words, **more)
         sandbox_id, _, part = target.partition(" ")
         sandbox = await self._client.get(sandbox_id)
         if name == "wait":
@@ -131,12 +134,21 @@ class FarSandbox(Far):
             yield chunk
 
 
+class FarJobs:
+    def __init__(self, socket: str, images: Far) -> None:
+        self._jobs = Far(socket, "jobs")
+        self._images = images
+
+    async def get(self, name: str) -> Any:
+        return SimpleNamespace(created_as=await self._jobs.get(name), images=self._images)
+
+
 class FarClient(Far):
     def __init__(self, socket: str) -> None:
         super().__init__(socket, "client")
         self.sandboxes = self
         self.images = Far(socket, "images")
-        self.jobs = Far(socket, "jobs")
+        self.jobs = FarJobs(socket, self.images)
 
     async def create(self, *words: Any, **options: Any) -> FarSandbox:
         return FarSandbox(self._socket, await self.call("create", *words, **options))

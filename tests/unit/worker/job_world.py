@@ -206,7 +206,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.sandboxes = self
         self.images = FakeImages()
-        self.jobs = FakeJobs()
+        self.jobs = FakeJobs(self.images)
         self.made: list[FakeSandbox] = []
         self.on_create: Callable[[str], None] | None = None
         self.on_call: Callable[[FakeSandbox, str], None] | None = None
@@ -261,12 +261,13 @@ class FakeClient:
 class FakeJobs:
     """The job of any name; `state` is how it stands."""
 
-    def __init__(self) -> None:
+    def __init__(self, images: FakeImages) -> None:
         self.state = JobState.ACTIVE
+        self._images = images
 
     async def get(self, name: str) -> Any:
         info = JobInfo(id=name, state=self.state, spec=JobSpec(id=name))
-        return SimpleNamespace(created_as=info)
+        return SimpleNamespace(created_as=info, images=self._images)
 
 
 class FakeImages:
@@ -396,7 +397,7 @@ def task(cache: Path, name: str = "demo-1") -> TaskSpec:
 
 
 async def environment(client: FakeClient, cache: Path) -> Environment:
-    builder = Builder(client, OpenDownloads(cache, {}), lambda text: None)
+    builder = Builder(client.images, OpenDownloads(cache, {}), lambda text: None)
     return (await builder.build([task(cache)]))[0]
 
 

@@ -24,7 +24,7 @@ async def collected(
     client = client or FakeClient()
     spec = msgspec.structs.replace(task(top), integrity=TaskIntegrity(rules=(RULE,)))
     made: tuple[Environment, ...] = await Builder(
-        client, OpenDownloads(top, {}), lambda text: None
+        client.images, OpenDownloads(top, {}), lambda text: None
     ).build([spec])
     environment = made[0]
     sandbox: FakeSandbox = await client.create(

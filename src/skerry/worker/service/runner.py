@@ -246,7 +246,8 @@ class Runner:
         pause = AGAIN_FIRST_S
         while True:
             try:
-                found = await Builder(self._client, self._downloads, self._say).build(
+                job = await self._client.jobs.get(self.submit.job)
+                found = await Builder(job.images, self._downloads, self._say).build(
                     self.submit.tasks
                 )
                 found = await self._with_toolkits(found)
