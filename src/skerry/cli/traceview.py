@@ -74,7 +74,7 @@ def lines_of(event: Event, began: float, *, full: bool = False) -> Iterator[str]
     """Yields an event as lines: what was done and what came of it, then its output."""
     colour = COLOURS.get(str(event.outcome), "white")
     head = click.style(f"+{max(0.0, event.started - began):8.2f} s", bold=True)
-    time = f", {event.ended - event.started:.2f} s" if event.ended else ""
+    time = f", {max(0.0, event.ended - event.started):.2f} s" if event.ended else ""
     state = click.style(came(event), fg=colour)
     yield f"{head} {event.ordinal:>5}  {inert(event.action):<12} {brief(event)}"
     yield f"{'':>19}-> {state}{time}"

@@ -108,29 +108,20 @@ class Archive:
         """Returns a page of trajectories, oldest first."""
         after = _after(cursor)
         seen = [
-            (one.from_ns, one.sandbox, one)
+            (one.from_ns, one.sandbox, one, log)
             for log in self._logs(wanted)
             for one in log.sightings().all()
             if wanted.covers(one) and (one.from_ns, one.sandbox) > after
         ]
         seen.sort(key=lambda found: found[:2])
         page = seen[:limit]
-        items = tuple(self._told(one) for _, _, one in page)
+        by_log: dict[str, tuple[Log, list[Seen]]] = {}
+        for _, _, one, log in page:
+            by_log.setdefault(log.node, (log, []))[1].append(one)
+        infos = {info.sandbox: info for log, some in by_log.values() for info in log.infos(some)}
+        items = tuple(infos[sandbox] for _, sandbox, _, _ in page)
         more = len(seen) > len(page)
-        return TrajectoryPage(items, "{}.{}".format(*page[-1]) if more else None)
-
-    def _told(self, seen: Seen) -> TrajectoryInfo:
-        """Returns what is known of a trajectory; from the indices alone if its segments are gone."""
-        try:
-            return self.info(seen.sandbox)
-        except NotFound:
-            return TrajectoryInfo(
-                sandbox=seen.sandbox,
-                rollout=seen.rollout,
-                job=seen.job,
-                node=seen.sandbox[1:6],
-                created=seen.from_ns / 1e9,
-            )
+        return TrajectoryPage(items, "{}.{}".format(*page[-1][:2]) if more else None)
 
     def logs(self) -> list[Log]:
         """Returns the logs of all nodes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -19,14 +19,15 @@ from skerry.spec.trajectory import EVENTS_PAGE_MAX, Event, EventPage, Trajectory
 from skerry.trajectory.folding import fold
 from skerry.trajectory.outline import Outline
 from skerry.trajectory.segment import HEADER_BYTES, RECORD_HEAD_BYTES, Found, parse_record
-from skerry.trajectory.sightings import Sightings
+from skerry.trajectory.sightings import Seen, Sightings
 from skerry.trajectory.sources import Blocks, Source, walk
 from skerry.trajectory.table import OFFSET_BITS, OFFSET_MASK, place_of
 from skerry.trajectory.walk import Walk
 
 PAGE_BYTES_MAX: Final = 8 << 20
-OUTLINES_KEPT: Final = 64
+OUTLINES_KEPT: Final = 4096
 EVENTS_KEPT: Final = 500_000  # of all outlines that are kept, but for the last one used
+RECORDS_AT_ONCE: Final = 500_000  # that a pass for several sandboxes keeps the places of
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -65,26 +66,65 @@ class Log:
 
     def outline(self, sandbox: str) -> Outline:
         """Returns a sandbox's outline, as of now; raises NotFound if nothing of it is on record."""
-        seen = self.sightings()
-        numbers = seen.segments_of(sandbox)
-        traced = self._kept.pop(sandbox, None) or Traced(sandbox)
-        places = traced.outline.places
-        if places and numbers and places[0] >> OFFSET_BITS < numbers[0]:
-            traced = Traced(sandbox)  # what it began with is not in this log any more
-        for number in numbers:
-            if number >= traced.number and not self._read_on(traced, number):
-                traced = self._sorted(sandbox, seen.segments_of(sandbox))
-                break
-        if not traced.outline.seqs:
+        self.sightings()
+        (outline,) = self._outlines([sandbox])
+        if not outline.seqs:
             raise NotFound(f"no trajectory of {sandbox[:64]!r} on record")
-        self._keep(traced)
-        return traced.outline
+        return outline
+
+    def _outlines(self, sandboxes: Sequence[str]) -> list[Outline]:
+        """Returns the outlines of several, each segment read once; empty for what is not there."""
+        seen = self._sightings
+        traced: dict[str, Traced] = {}
+        wanted: dict[int, list[Traced]] = {}
+        for sandbox in sandboxes:
+            numbers = seen.segments_of(sandbox)
+            known = self._kept.pop(sandbox, None) or Traced(sandbox)
+            places = known.outline.places
+            if places and numbers and places[0] >> OFFSET_BITS < numbers[0]:
+                known = Traced(sandbox)  # what it began with is not in this log any more
+            traced[sandbox] = known
+            for number in numbers:
+                if number >= known.number:
+                    wanted.setdefault(number, []).append(known)
+        disordered: set[str] = set()
+        for number in sorted(wanted):
+            self._read_on(wanted[number], number, disordered)
+        for sandbox in disordered:
+            traced[sandbox] = self._sorted(sandbox, seen.segments_of(sandbox))
+        for one in traced.values():
+            if one.outline.seqs:
+                self._keep(one)
+        return [traced[sandbox].outline for sandbox in sandboxes]
 
     def info(self, sandbox: str) -> TrajectoryInfo:
         """Returns what is known of a trajectory; NotFound."""
-        outline = self.outline(sandbox)
+        return self._told(self.outline(sandbox))
+
+    def infos(self, found: Sequence[Seen]) -> Iterator[TrajectoryInfo]:
+        """Yields the same of several; from the indices alone if the segments of one are gone."""
+        some: list[Seen] = []
+        records = 0
+        for one in found:
+            if some and records + one.records > RECORDS_AT_ONCE:
+                yield from self._some(some)
+                some, records = [], 0
+            some.append(one)
+            records += one.records
+        yield from self._some(some)
+
+    def _some(self, some: Sequence[Seen]) -> Iterator[TrajectoryInfo]:
+        for seen, outline in zip(some, self._outlines([one.sandbox for one in some]), strict=True):
+            info = self._told(outline)
+            if not outline.seqs:
+                info = msgspec.structs.replace(
+                    info, rollout=seen.rollout, job=seen.job, created=seen.from_ns / 1e9
+                )
+            yield info
+
+    def _told(self, outline: Outline) -> TrajectoryInfo:
         return TrajectoryInfo(
-            sandbox=sandbox,
+            sandbox=outline.sandbox,
             rollout=outline.rollout,
             job=outline.job,
             node=self.node,
@@ -150,18 +190,28 @@ class Log:
         length = int.from_bytes(head[:4], "little")
         return parse_record(self._blocks.read(number, offset, RECORD_HEAD_BYTES + length), 0)
 
-    def _read_on(self, traced: Traced, number: int) -> bool:
-        """Takes in the rest of a segment; False if a record belongs before those that were taken."""
-        start = traced.end if number == traced.number else HEADER_BYTES
-        records = walk(self.source, number, start)
+    def _read_on(self, some: list[Traced], number: int, disordered: set[str]) -> None:
+        """Takes in the rest of a segment for several; notes whose records do not lie in order."""
+        starts = {
+            one.outline.sandbox: (one, one.end if one.number == number else HEADER_BYTES)
+            for one in some
+        }
+        records = walk(self.source, number, min(start for _, start in starts.values()))
         try:
-            for found in self._of(records, traced.outline.sandbox):
-                if not traced.outline.take(number, found):
-                    return False
+            for count, found in enumerate(records):
+                if count % 64 == 0:
+                    self._breathe()
+                sandbox = found.record.subject.partition(".")[0]
+                one, start = starts.get(sandbox, (None, 0))
+                if one is None or found.offset < start or sandbox in disordered:
+                    continue
+                if not one.outline.take(number, found):
+                    disordered.add(sandbox)
         except NotFound:  # its index says that it was there: the rest is read all the same
-            traced.outline.unbroken = False
-        traced.number, traced.end = number, records.end
-        return True
+            for one in some:
+                one.outline.unbroken = False
+        for one in some:
+            one.number, one.end = number, records.end
 
     def _sorted(self, sandbox: str, numbers: list[int]) -> Traced:
         """Returns the outline of records that do not lie in order: old ones were carried over."""

@@ -25,6 +25,7 @@ class Seen(msgspec.Struct):
     from_ns: int
     to_ns: int
     segments: list[int]
+    records: int = 0  # those that were carried over too
     rollout: str | None = None
     job: str | None = None
 
@@ -134,6 +135,7 @@ def _join(seen: Seen | None, sandbox: str, number: int, mention: Mention) -> See
     seen.to_ns = max(seen.to_ns, mention.to_ns)
     if number not in seen.segments:
         seen.segments.append(number)
+    seen.records += mention.records
     seen.rollout = seen.rollout or mention.rollout
     seen.job = seen.job or mention.job
     return seen

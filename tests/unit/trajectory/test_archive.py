@@ -10,6 +10,7 @@ import pytest
 from skerry.errors import InvalidRequest, LayerDamaged, NotFound, StorageFailed
 from skerry.images.objects.directory import DirectoryObjects
 from skerry.spec.trajectory import FindingKind
+from skerry.trajectory import reading
 from skerry.trajectory.archive import Archive, Wanted
 from skerry.trajectory.checking import check_sandbox
 from skerry.trajectory.index import decode_index, encode_index
@@ -229,3 +230,26 @@ def test_sandbox_of_which_every_segment_is_gone_is_truncated_and_not_unknown(sto
     assert (info.sandbox, info.complete, info.events) == (box, False, 0)
     with pytest.raises(NotFound):
         check_sandbox(offline(store), sandbox_id(5))
+
+
+def test_listing_reads_each_segment_once_for_all_sandboxes_in_it(story, store, monkeypatch):
+    boxes = fill(story, 30, 10)
+    shelf = story.ship(store)
+    asked = []
+    real = shelf.read
+
+    def read(key: str, offset: int, length: int) -> bytes:
+        asked.append((key, offset))
+        return real(key, offset, length)
+
+    shelf.read = read
+    archive = Archive(None, shelf, Clock())
+    page = archive.select(ANY, 100)
+    assert [(item.sandbox, item.events) for item in page.items] == [(box, 11) for box in boxes]
+    whole = len(asked)
+    assert whole <= 4 * len(segment_numbers(story.directory))
+    assert len(list(archive.events(boxes[3]))) == 11
+    assert archive.select(ANY, 100) == page
+    monkeypatch.setattr(reading, "RECORDS_AT_ONCE", 100)
+    monkeypatch.setattr(reading, "EVENTS_KEPT", 0)
+    assert Archive(None, shelf, Clock()).select(ANY, 100) == page
