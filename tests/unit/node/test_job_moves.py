@@ -180,6 +180,29 @@ async def test_resume_overtakes_a_pause_that_is_under_way(stand, monkeypatch) ->
         assert job.paused_by is None
 
 
+async def test_last_one_asked_for_holds_whatever_came_before(stand, monkeypatch) -> None:
+    before = FakeInstance.pause
+
+    async def pause(self):
+        await settle(1)
+        return await before(self)
+
+    monkeypatch.setattr(FakeInstance, "pause", pause)
+    async with stand.alive() as node:
+        job, made = await job_of(node, AT_ONCE + 5)
+        for last in ("pause", "resume"):
+            words = [*("pause", "resume") * 3, last]
+            moves = []
+            for word in words:
+                moves.append(node.tasks.spawn(getattr(node.keeping, word)(job)))
+                await settle(1)
+            for move in await asyncio.gather(*moves):
+                await move.until_over()
+            wanted = State.PAUSED if last == "pause" else State.RUNNING
+            assert {one.state for one in made} == {wanted}
+            assert (job.paused_by is None) == (last == "resume")
+
+
 async def test_what_is_being_made_is_paused_and_what_ended_is_nobodys_failure(
     stand, manual
 ) -> None:
@@ -201,9 +224,10 @@ async def test_pause_that_a_restart_cut_short_goes_on(stand, manual) -> None:
         job, made = await job_of(node, 3)
         node.jobs.stand(job, "request", moving=True)  # and no more: the node is killed here
     async with stand.alive() as node:
-        await settle(200)
         job = node.jobs.get("train")
+        await until(lambda: job.move is None)
         assert {node.sandboxes.get(one.id).state for one in made} == {State.PAUSED}
+        await settle()
     async with stand.alive() as node:  # what a request sets going is not paused by a restart
         job = node.jobs.get("train")
         one = node.sandboxes.get(made[0].id)
@@ -232,7 +256,7 @@ async def test_orderly_end_of_the_node_tells_no_end_of_a_pause(stand, monkeypatc
     assert not move.over
     gate.set()
     async with stand.alive() as node:
-        await settle(200)
+        await until(lambda: node.jobs.get("train").move is None)
         assert {node.sandboxes.get(one.id).state for one in made} == {State.PAUSED}
         assert node.sandboxes.get(made[0].id).paused_by == "request"
 

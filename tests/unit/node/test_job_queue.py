@@ -42,7 +42,7 @@ async def test_job_at_its_limit_waits_and_holds_up_nobody(stand, manual) -> None
         assert (queue.waiting, queue.limit) == (3, "sandboxes_per_job")
         assert [item.position for item in queue.items] == [1, 2, 3]
         await node.lives.delete(first[0])
-        await settle()
+        await until(waiting[0].done)
         assert [task.done() for task in waiting] == [True, False, False]  # in order
         await node.lives.delete(other)
         await settle()
@@ -66,8 +66,7 @@ async def test_token_at_its_limit_waits_whatever_its_jobs_are_and_holds_up_nobod
         assert caught.value.fields["limit"] == "sandboxes_per_owner"
         await node.lives.create(SandboxSpec(), tenant="two")
         await node.lives.delete(loose)
-        await settle()
-        assert waiting.done()
+        await until(waiting.done)
     async with stand.alive(limits=limits) as node:  # a restart knows whose they are
         with pytest.raises(Overloaded):
             await node.lives.create(SandboxSpec(), tenant="one")
@@ -130,7 +129,8 @@ async def test_freed_places_go_to_the_job_of_higher_priority_of_the_same_token(
         await settle()
         for one in live:
             await node.lives.delete(one)
-        await settle(60)
+        every = [task for tasks in waiting.values() for task in tasks]
+        await until(lambda: sum(task.done() for task in every) == 3)
         came = {name: sum(task.done() for task in tasks) for name, tasks in waiting.items()}
         assert came == {"low": 0, "high": 2, "other": 1}  # its turns, and none of another token
 

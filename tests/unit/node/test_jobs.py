@@ -15,6 +15,7 @@ from skerry.spec.job import JobSpec, JobState, OnLost, Resume
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.testing.fake import FakeBackend, FakeInstance
 from skerry.wire.jobs import JobChange
+from waiting import until
 
 IN_JOB = SandboxSpec(job="train")
 
@@ -101,6 +102,15 @@ async def test_lost_trainer_leaves_its_sandboxes_paused_after_lease_and_grace(
         assert (info.paused_by, info.lease_expires, info.sandboxes) == ("loss", None, {"paused": 1})
 
 
+async def test_loss_pauses_what_somebody_is_connected_to_as_well(stand, manual) -> None:
+    async with stand.alive() as node:
+        make(node, lease_s=5, grace_s=5)
+        ours = await node.lives.create(IN_JOB)
+        with ours.active_while(node.clock):  # a forward that is open
+            await manual.advance(11)
+            assert ours.state is State.PAUSED
+
+
 async def test_heartbeats_keep_a_job_for_ever(stand, manual) -> None:
     async with stand.alive() as node:
         job = make(node, lease_s=60, grace_s=0)
@@ -170,9 +180,8 @@ async def test_return_resumes_what_the_loss_has_paused_and_nothing_else(
         await manual.advance(11)
         assert {one.state for one in (idle, busy, before)} == {State.PAUSED}
         node.keeping.heartbeat(job)
-        await settle()
+        await until(lambda: busy.state is State.RUNNING and job.move is None)
         assert job.state is JobState.ACTIVE
-        assert busy.state is State.RUNNING
         assert idle.state is (State.RUNNING if all_go_on else State.PAUSED)
         assert before.state is State.PAUSED
         await node.operations.run(idle, None, CommandSpec(shell="true"))
@@ -195,10 +204,9 @@ async def test_return_in_the_middle_of_the_pause_overtakes_it(stand, manual, mon
         assert job.move is not None
         node.keeping.heartbeat(job)
         gate.set()
-        await settle(200)
+        await until(lambda: {one.state for one in made} == {State.RUNNING})
         assert job.state is JobState.ACTIVE
-        assert {one.state for one in made} == {State.RUNNING}
-        assert job.move is None
+        await until(lambda: job.move is None)
 
 
 async def test_return_within_the_grace_changes_nothing(stand, manual) -> None:
@@ -337,11 +345,10 @@ async def test_end_that_a_restart_cut_short_is_finished(stand, manual) -> None:
         node.jobs.end(ended, "its ttl is over", delete=False)  # and no more: it is killed here
         node.jobs.end(removed, "it was removed", delete=True)
     async with stand.alive() as node:
-        await settle(200)
-        assert node.sandboxes.get(ours.id).state is State.STOPPED
+        await until(lambda: node.sandboxes.get(ours.id).state is State.STOPPED)
+        await until(lambda: "other" not in node.jobs.by_id)
         assert node.jobs.get("train").reason == "its ttl is over"
         assert node.sandboxes.find(theirs.id) is None
-        assert "other" not in node.jobs.by_id
 
 
 async def test_ttl_counts_the_time_in_which_the_node_was_away_and_no_clock_that_was_set(
@@ -428,8 +435,7 @@ async def test_job_can_be_changed_while_it_lives_and_a_restart_knows(stand, manu
         assert not waiting.done()
         change = JobChange(ttl_s=1000, sandboxes_max=2, lease_s=500, labels={"a": None, "c": "3"})
         node.keeping.change(job, change)
-        await settle()
-        assert waiting.done()
+        await until(waiting.done)
         assert job.spec.labels == {"b": "2", "c": "3"}
         await manual.advance(11)  # it was no heartbeat
         assert job.state is JobState.AWAY

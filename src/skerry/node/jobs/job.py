@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +41,7 @@ class Job:
     timers: list[Timer] = field(default_factory=list)  # of its loss
     ttl: Timer | None = None
     paused_by: str | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # requests for moves come one by one
     move: Move | None = None  # a pause or a resume of all, under way
     reason: str | None = None  # why it ended
     deleting: bool = False

@@ -78,11 +78,10 @@ class Keeping:
 
     async def _come_back(self, job: Job, *, lazy: bool) -> None:
         """Resumes what the loss has paused; lazily only where commands wait for their time."""
-        if await self._turn(job, pausing=False) is not None:
-            return
-        if job.lost_since is None and job.paused_by is None and not job.ended:
-            found = to_resume(job, (BY_LOSS,), busy_only=lazy)
-            if found:
+        async with job.turn:
+            move = await self._turn(job, pausing=False)
+            here = job.lost_since is None and job.paused_by is None and not job.ended
+            if move is None and here and (found := to_resume(job, (BY_LOSS,), busy_only=lazy)):
                 self._start(job, Move(found, pausing=False, by=BY_LOSS))
 
     def _grace_over(self, job: Job) -> None:
@@ -104,14 +103,20 @@ class Keeping:
                 return
         elif job.move is not None:
             return
-        quiet_since = float("inf") if first else self._clock.monotonic() - again
-        self._tasks.spawn(self._pause_quiet(job, quiet_since))
+        since = None if first else self._clock.monotonic() - again
+        self._tasks.spawn(self._pause_quiet(job, since))
 
-    async def _pause_quiet(self, job: Job, since: float) -> None:
-        """Pauses what runs and was not used since, as long as the trainer is away."""
-        if await self._turn(job, pausing=True) is None and job.lost_since is not None:
-            found = to_pause(job, lambda one: one.state is not State.PAUSED and _quiet(one, since))
-            if job.paused_by is not None and found:
+    async def _pause_quiet(self, job: Job, since: float | None) -> None:
+        """Pauses what runs, or only what was not used since, as long as the trainer is away."""
+
+        def wanted(one: Sandbox) -> bool:
+            quiet = since is None or (not one.busy and one.active <= since)
+            return one.state is not State.PAUSED and quiet
+
+        async with job.turn:
+            move = await self._turn(job, pausing=True)
+            away = job.lost_since is not None and job.paused_by is not None and not job.ended
+            if move is None and away and (found := to_pause(job, wanted)):
                 self._start(job, Move(found, pausing=True, by=BY_LOSS))
 
     # -- all at once ------------------------------------------------------------------------------
@@ -121,26 +126,30 @@ class Keeping:
 
         Raises Conflict if the job has ended, StorageFailed.
         """
-        self._check_open(job)
-        move = job.move
-        if job.paused_by != BY_REQUEST or move is None or not move.pausing:
-            self._stand(job, BY_REQUEST, moving=True)
-        move = await self._turn(job, pausing=True)
-        return move or self._start(job, Move(to_pause(job), pausing=True, by=BY_REQUEST))
+        async with job.turn:
+            self._check_open(job)
+            move = job.move
+            if job.paused_by != BY_REQUEST or move is None or not move.pausing:
+                self._stand(job, BY_REQUEST, moving=True)
+            move = await self._turn(job, pausing=True)
+            self._check_open(job)
+            return move or self._start(job, Move(to_pause(job), pausing=True, by=BY_REQUEST))
 
     async def resume(self, job: Job) -> Move:
         """Returns the resume, under way, of all that the job's pause or its loss has paused.
 
         One that is under way is joined. Raises Conflict if the job has ended, StorageFailed.
         """
-        self._check_open(job)
-        if job.paused_by is not None:
-            self._stand(job, None)
-        move = await self._turn(job, pausing=False)
-        if move is None:
-            found = to_resume(job, (BY_REQUEST, BY_LOSS), busy_only=False)
-            move = self._start(job, Move(found, pausing=False, by=BY_REQUEST))
-        return move
+        async with job.turn:
+            self._check_open(job)
+            if job.paused_by is not None:
+                self._stand(job, None)
+            move = await self._turn(job, pausing=False)
+            self._check_open(job)
+            if move is None:
+                found = to_resume(job, (BY_REQUEST, BY_LOSS), busy_only=False)
+                move = self._start(job, Move(found, pausing=False, by=BY_REQUEST))
+            return move
 
     def cancel(self, job: Job, *, pausing: bool) -> None:
         """Ends a pause or a resume of all where it is; the job is not paused then. Idempotent."""
@@ -282,7 +291,3 @@ class Keeping:
         states = Counter(job.state for job in self._jobs)
         shown = (JobState.ACTIVE, JobState.AWAY, JobState.PAUSED)
         return {f"jobs_{state}": float(states[state]) for state in shown}
-
-
-def _quiet(sandbox: Sandbox, since: float) -> bool:
-    return not sandbox.busy and sandbox.active <= since
