@@ -9,8 +9,9 @@ from test_levels import in_store
 from test_record import write
 
 from skerry.errors import InvalidRequest, StorageFailed
+from skerry.node.trail import shipping
 from skerry.spec.command import CommandSpec
-from skerry.spec.sandbox import SandboxSpec
+from skerry.spec.sandbox import Durability, SandboxSpec
 from skerry.trajectory.index import decode_index
 from skerry.trajectory.options import TrajectoryOptions
 from skerry.trajectory.verify import verify
@@ -105,6 +106,17 @@ async def test_node_that_does_not_ship_keeps_nothing_beyond_its_sandboxes(stand,
         await write(node, sandbox, b"x" * 100_000)
         await asyncio.sleep(0.3)
     assert listed(shared) == []
+
+
+async def test_segment_with_many_tails_is_sealed_and_they_go(stand, shared, monkeypatch) -> None:
+    monkeypatch.setattr(shipping, "TAILS_MAX", 5)
+    stand.shared = shared
+    async with stand.alive(trajectory=TrajectoryOptions(seal_after_s=1.0)) as node:
+        sandbox = await node.lives.create(SandboxSpec(durability=Durability.SHARED))
+        for _ in range(8):
+            await node.operations.run(sandbox, None, TRUE)
+        await until(lambda: not [key for key in listed(shared) if "0000000001.tail/" in key])
+        assert f"trajectories/{node.identity.name}/0000000001.seg" in listed(shared)
 
 
 async def test_what_waited_is_shipped_by_the_next_node(stand, shared, monkeypatch) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from skerry.trajectory.contents import Content, Contents, Writer
 
-AT_ONCE_BYTES: Final = 256 << 10
+AT_ONCE_BYTES: Final = 1 << 20
 
 
 class Intake:
@@ -56,12 +56,17 @@ class Intake:
 
     async def _pass_on(self) -> None:
         await self._settled()
-        data, self._parts, self._size = b"".join(self._parts), [], 0
-        if data:
-            self._work = asyncio.ensure_future(asyncio.to_thread(self._writer.add, data))
+        parts, self._parts, self._size = self._parts, [], 0
+        if parts:
+            self._work = asyncio.ensure_future(asyncio.to_thread(_add_all, self._writer, parts))
 
     async def _settled(self) -> None:
         work = self._work
         if work is not None:
             await asyncio.shield(work)
             self._work = None
+
+
+def _add_all(writer: Writer, parts: list[bytes]) -> None:
+    # One call that leaves the interpreter to the loop, not one a piece: each has to get it back.
+    writer.add(b"".join(parts))
