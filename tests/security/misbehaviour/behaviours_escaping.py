@@ -183,7 +183,7 @@ for name in os.listdir("/sys/class/net") if os.path.isdir("/sys/class/net") else
 """
 )
 SWEEP = r"""
-timeout 20 grep -rsl --devices=skip 'BEGIN OPENSSH PRIVATE KEY' /proc /sys >/dev/null 2>&1
+timeout 4 grep -rsl --devices=skip 'BEGIN OPENSSH PRIVATE KEY' /proc /sys >/dev/null 2>&1
 for path in kallsyms kcore keys timer_list kpagecgroup kpageflags kmsg slabinfo vmallocinfo; do
     [ -n "$(timeout 2 head -c 1 /proc/$path 2>/dev/null | tr '\0' x)" ] && echo "reached: $path"
 done
