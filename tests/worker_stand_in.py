@@ -166,6 +166,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("socket", "state", "node"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--orphan-after")
     options = parser.parse_args()
     runner = web.AppRunner(application(FileBook(Path(options.state, "book"))), access_log=None)
     await runner.setup()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import os
 import select
 import shutil
@@ -31,6 +32,11 @@ def clean(found: Holdings, node: str, registry_dir: str) -> list[str]:
     if not node or node in found.running | found.waiting:
         return [f"node {node or '(unknown)'}: not an orphan"]
     trouble = [
+        f"worker {worker.pid} does not end"
+        for worker in found.workers.get(node, [])
+        if not _end(worker, functools.partial(_tell, worker.pid))
+    ]
+    trouble += [
         f"launcher {launcher.pid} does not end"
         for launcher in found.launchers.get(node, [])
         if not _shut_down(launcher)
@@ -98,6 +104,11 @@ def _end(process: Process, ask: Callable[[], None]) -> bool:
         os.close(pidfd)
 
 
+def _tell(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
 def _ended(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], 0)[0])
 
@@ -145,7 +156,8 @@ def _remove_run(run: str) -> list[str]:
         if libc.umount2(os.fsencode(path), MNT_DETACH)
     ]
     if not trouble:
-        shutil.rmtree(f"{run}/container", ignore_errors=True)
+        for name in ("container", "workers"):
+            shutil.rmtree(f"{run}/{name}", ignore_errors=True)
         for name in ("node.sock", "blobs.sock", "lock"):
             with contextlib.suppress(OSError):
                 os.unlink(f"{run}/{name}")

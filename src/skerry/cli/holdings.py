@@ -39,6 +39,7 @@ class Holdings:
     waiting: set[str] = field(default_factory=set)  # nodes that a start would bring back
     launchers: dict[str, list[Process]] = field(default_factory=dict)
     blobs: dict[str, list[Process]] = field(default_factory=dict)  # who serves data blobs
+    workers: dict[str, list[Process]] = field(default_factory=dict)
     run_dirs: dict[str, set[str]] = field(default_factory=dict)
 
     def orphan(self, thing: Thing) -> bool:
@@ -113,6 +114,8 @@ def _nodes(found: Holdings, processes: list[Process], directory: str, state_dir:
             found.blobs.setdefault(name, []).append(process)
             if name and run:
                 found.run_dirs.setdefault(name, set()).add(run)
+        elif _is_worker(process):
+            found.workers.setdefault(_node_of_worker(process), []).append(process)
     if name := proc.text(f"{state_dir}/name"):
         found.waiting.add(name)
 
@@ -143,6 +146,11 @@ def _node_of_launcher(process: Process) -> str:
     return match[1] if match else ""
 
 
+def _node_of_worker(process: Process) -> str:
+    """Returns whose it is, by its state directory: STATE/workers/NUMBER."""
+    return proc.text(f"{os.path.dirname(os.path.dirname(process.option('--state')))}/name")
+
+
 def _of_process(process: Process) -> Iterator[Thing]:
     if _is_node(process.words):
         return
@@ -161,6 +169,8 @@ def _of_process(process: Process) -> Iterator[Thing]:
     elif _is_blobs(process):
         yield from blob_things.of_process(process, process.option("--node"))
         yield from blob_things.sessions(process, process.option("--node"))
+    elif _is_worker(process):
+        yield Thing("worker", process.label(), _node_of_worker(process))
     elif process.comm in {DISKS, DISK_KEEPER} and not process.group_of:
         yield Thing("disk service", process.label(), "")
         yield from blob_things.sessions(process, "")
@@ -259,7 +269,8 @@ def _processes() -> Iterator[Process]:
         comm = proc.text(f"/proc/{name}/comm")
         match = GROUP.search(proc.text(f"/proc/{name}/cgroup").replace("\n", " \n"))
         process = Process(int(name), words, comm, match[1] if match else "")
-        if process.group_of or _is_node(words) or _is(process, *PROGRAMS):
+        known = _is_node(words) or _is_worker(process) or _is(process, *PROGRAMS)
+        if process.group_of or known:
             yield process
 
 
@@ -267,6 +278,14 @@ def _is_node(words: tuple[str, ...]) -> bool:
     if "node" not in words:
         return False
     before = words[: words.index("node")]
+    return any(word == "skerry.cli.main" or word.endswith("/skerry") for word in before)
+
+
+def _is_worker(process: Process) -> bool:
+    words = process.words
+    if "worker" not in words or process.group_of:
+        return False
+    before = words[: words.index("worker")]
     return any(word == "skerry.cli.main" or word.endswith("/skerry") for word in before)
 
 

@@ -156,6 +156,7 @@ def _uplinks(config: NodeConfig, clock: Clock, tasks: Tasks) -> Uplinks:
         state_dir=config.state_dir,
         run_dir=config.run_dir,
         node_socket=config.socket_path,
+        orphan_after_s=config.orphans_end_after_s,
     )
     return Uplinks(workers, clock, tasks, proxy_port=config.network.port)
 

@@ -14,7 +14,8 @@ class WorkersConfig:
     """How many workers there are, and bounds of what sandboxes ask of them."""
 
     count: int = 1  # started when they are first used
-    # What runs instead of `skerry worker`; it gets --socket, --state and --node.
+    # What runs instead of `skerry worker`; it gets --socket, --state, --node, and
+    # --orphan-after where instances end without their node, too.
     command: tuple[str, ...] = ()
     connections_max: int = 128  # open at once at an uplink; more are answered with 503
     waiting_max: int = 8192  # requests of all sandboxes that wait for an answer

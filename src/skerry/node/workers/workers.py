@@ -18,14 +18,21 @@ class Workers:
     """Finds a worker for whoever needs one, and starts it when it is first used."""
 
     def __init__(
-        self, config: WorkersConfig, *, state_dir: str, run_dir: str, node_socket: str
+        self,
+        config: WorkersConfig,
+        *,
+        state_dir: str,
+        run_dir: str,
+        node_socket: str,
+        orphan_after_s: float | None = None,
     ) -> None:
         self.config = config
         command = config.command or (sys.executable, "-I", "-m", "skerry.cli.main", "worker")
+        alone = () if orphan_after_s is None else ("--orphan-after", f"{orphan_after_s:g}")
         self._all = [
             Worker(
                 number,
-                command,
+                (*command, *alone),
                 state=os.path.join(state_dir, "workers", str(number)),
                 socket_path=os.path.join(run_dir, "workers", f"{number}.sock"),
                 node=f"unix://{node_socket}",
