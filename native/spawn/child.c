@@ -123,6 +123,7 @@ static int (*const run[OP_COUNT])(struct child *, const struct step *) = {
 	[OP_DEV] = mount_part, [OP_RUN] = mount_part, [OP_PROC] = mount_proc,
 	[OP_DEVPTS] = mount_devpts, [OP_MQUEUE] = mount_mqueue, [OP_HIDE_FILE] = mount_over_file,
 	[OP_HIDE_DIR] = mount_over_dir, [OP_READONLY] = mount_readonly, [OP_CHROOT] = mount_chroot,
+	[OP_FIRM] = mount_readonly, [OP_COVER] = mount_cover,
 	[OP_LIMITS] = do_limits, [OP_CONFIG] = hand_config, [OP_DESCRIPTORS] = hand_descriptors,
 	[OP_SECCOMP] = drop_seccomp, [OP_IDENTITY] = drop_identity, [OP_EXEC] = do_exec,
 };

@@ -32,6 +32,7 @@ int mount_mqueue(struct child *c, const struct step *s);
 int mount_over_file(struct child *c, const struct step *s);
 int mount_over_dir(struct child *c, const struct step *s);
 int mount_readonly(struct child *c, const struct step *s);
+int mount_cover(struct child *c, const struct step *s);
 int mount_chroot(struct child *c, const struct step *s);
 
 /* idmap.c: a descriptor of a namespace that maps the ids of files on disk to those on the host */

@@ -286,3 +286,15 @@ int mount_readonly(struct child *c, const struct step *s)
 	err = sys_bind(s->a, s->a);
 	return err ? err : sys_mount_setattr(AT_FDCWD, s->a, MOUNT_ATTR_RDONLY, -1);
 }
+
+int mount_cover(struct child *c, const struct step *s)
+{
+	struct stat st;
+
+	if (weak("masks"))
+		return 0;
+	/* A path that is not there would be hidden from nobody: better no sandbox than that. */
+	if (stat(s->a, &st) < 0)
+		return -errno;
+	return S_ISDIR(st.st_mode) ? mount_over_dir(c, s) : mount_over_file(c, s);
+}

@@ -39,6 +39,8 @@ static const struct {
 	[OP_HIDE_FILE] = {"hide", "/dev/null over $a"},
 	[OP_HIDE_DIR] = {"hide", "empty read-only directory over $a"},
 	[OP_READONLY] = {"readonly", "$a"},
+	[OP_FIRM] = {"firm", "$a read-only"},
+	[OP_COVER] = {"cover", "$a: /dev/null over a file, an empty read-only directory over another"},
 	[OP_CHROOT] = {"chroot", "into the overlay"},
 	[OP_LIMITS] = {"limits", "core 1 byte (no dump, not even to a pipe)"},
 	[OP_CONFIG] = {"config", "pipe of $n bytes, $m tasks files"},
@@ -115,7 +117,7 @@ static void add_opening(struct plan *plan, const struct request *r, const struct
 	add(plan, OP_SHARED, NULL, NULL, r->shm_bytes, facts->uid_base);
 }
 
-static void add_mounts(struct plan *plan, const struct plan_facts *facts)
+static void add_mounts(struct plan *plan, const struct request *r, const struct plan_facts *facts)
 {
 	add(plan, OP_LEAVE, NULL, NULL, 0, 0);
 	add(plan, OP_ROOT, NULL, NULL, 0, facts->uid_base);
@@ -130,6 +132,11 @@ static void add_mounts(struct plan *plan, const struct plan_facts *facts)
 		if (facts->masks >> i & 1)
 			add(plan, plan_masks[i].op, plan_masks[i].path, NULL, 0, facts->uid_base);
 	add(plan, OP_HIDE_DIR, "/sys", NULL, 0, facts->uid_base);
+	/* A directory that is made read-only is laid over itself, and would cover what was hidden in it. */
+	for (unsigned i = 0; i < r->readonly.count; i++)
+		add(plan, OP_FIRM, r->readonly.items[i], NULL, 0, 0);
+	for (unsigned i = 0; i < r->hidden.count; i++)
+		add(plan, OP_COVER, r->hidden.items[i], NULL, 0, facts->uid_base);
 }
 
 int plan_start(struct plan *plan, const struct request *r, const struct plan_facts *facts)
@@ -141,7 +148,7 @@ int plan_start(struct plan *plan, const struct request *r, const struct plan_fac
 		return -EOPNOTSUPP;
 	add_launcher(plan, r, facts);
 	add_opening(plan, r, facts);
-	add_mounts(plan, facts);
+	add_mounts(plan, r, facts);
 	add(plan, OP_LIMITS, NULL, NULL, 0, 0);
 	add(plan, OP_CONFIG, NULL, NULL, r->config_length, r->tasks.count);
 	add(plan, OP_DESCRIPTORS, NULL, NULL, files, 0);

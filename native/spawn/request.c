@@ -39,6 +39,8 @@ static const struct form {
 	{T_CONFIG, BYTES, offsetof(struct request, config), "config", CONFIG_MAX},
 	{T_UPPER_FROM, ID, offsetof(struct request, upper_from), "upper_from", 0},
 	{T_READ, PATHS, offsetof(struct request, reads), "read", READS_MAX},
+	{T_READONLY, PATHS, offsetof(struct request, readonly), "readonly", COVERS_MAX},
+	{T_HIDDEN, PATHS, offsetof(struct request, hidden), "hidden", COVERS_MAX},
 	{T_KEEP_UPPER, NUMBER, offsetof(struct request, keep_upper), "keep_upper", 0},
 	{T_BYTES, NUMBER, offsetof(struct request, bytes), "bytes", 0},
 	{T_TEXT, ID, offsetof(struct request, text), "text", 0},

@@ -5,7 +5,7 @@
 #include "frames.h"
 #include "names.h"
 
-enum { STEPS_MAX = 64, LAYERS_MAX = 64, TASKS_MAX = 16, READS_MAX = 16, CONFIG_MAX = 60000 };
+enum { STEPS_MAX = 64, LAYERS_MAX = 64, TASKS_MAX = 16, READS_MAX = 16, COVERS_MAX = 16, CONFIG_MAX = 60000 };
 
 /* STEP: the cgroup work that Python plans. */
 struct group_step {
@@ -29,7 +29,7 @@ struct request {
 	uint64_t slot, uid_base, owner_uid, disk_bytes, shm_bytes, oom_kind, keep_upper, pid, offset, bytes;
 	const uint8_t *config;
 	size_t config_length;
-	struct text_list layers, tasks, reads;
+	struct text_list layers, tasks, reads, readonly, hidden;
 	unsigned step_count;
 	struct group_step steps[STEPS_MAX];
 	char arena[]; /* the texts, terminated; Invariant: as long as the payload */

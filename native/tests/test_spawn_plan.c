@@ -212,11 +212,22 @@ static void test_plan_at_its_bounds(void)
 		build_text(&b, T_STEP, "rmdir /a/b");
 	for (unsigned i = 0; i < TASKS_MAX; i++)
 		build_text(&b, T_TASKS, "/cg/tasks");
+	for (unsigned i = 0; i < COVERS_MAX; i++) {
+		build_text(&b, T_READONLY, "/testbed/a");
+		build_text(&b, T_HIDDEN, "/testbed/b");
+	}
 	build_text(&b, T_OOM_FILE, "/cg/oom");
 	build_u64(&b, T_DISK_BYTES, 1);
 	assert(!parse(L_START, &b, &r, &where) && !plan_start(&plan, r, &facts));
-	assert(plan.count <= PLAN_MAX && plan.count > STEPS_MAX + LAYERS_MAX + TASKS_MAX);
+	assert(plan.count <= PLAN_MAX && plan.count > STEPS_MAX + LAYERS_MAX + TASKS_MAX + 2 * COVERS_MAX);
+	assert(find(&plan, OP_CHROOT) < find(&plan, OP_FIRM) && find(&plan, OP_FIRM) < find(&plan, OP_COVER));
+	assert(find(&plan, OP_COVER) < find(&plan, OP_SECCOMP));
 	free(r);
+	build_text(&b, T_HIDDEN, "/testbed/c");
+	assert(parse(L_START, &b, &r, &where) == -E2BIG && !strcmp(where, "hidden"));
+	start_fields(&b);
+	build_text(&b, T_READONLY, "/testbed/../etc");
+	assert(parse(L_START, &b, &r, &where) == -EINVAL && !strcmp(where, "readonly"));
 }
 
 int main(void)

@@ -18,7 +18,7 @@ from skerry.spec.rollout import RolloutRecord
 from skerry.spec.task import TaskSpec
 from skerry.spec.verdict import Limit, Outcome
 from skerry.worker import Downloads, check_task, load_tasks, run_job
-from skerry.worker.session import Session
+from skerry.worker.session import Needs, Session
 from skerry.worker.verify import Guards
 
 pytestmark = pytest.mark.root
@@ -40,19 +40,12 @@ class Fix:
     """Applies the real fix, then adds to the source file; runs a line of shell before."""
 
     name = "fix"
+    needs = Needs()
 
     def __init__(self, *, source: str = "", shell: str = "") -> None:
         self.source = source
         self.shell = shell
         self.said = ""
-
-    def __getattr__(self, name: str) -> Any:
-        # What later kinds of policies may be asked for has its default.
-        if name == "needs":
-            from skerry.worker import session
-
-            return session.Needs()
-        raise AttributeError(name)
 
     def variant(self, task_index: int, rollout_index: int) -> str:
         return ""

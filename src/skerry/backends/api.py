@@ -71,6 +71,8 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     cpu_weight: int = 100
     cpu_burst: float = 0.0
     detached: bool = False  # stays if the node goes for good; others end some time after it
+    readonly: tuple[str, ...] = ()  # paths inside that nobody there can change
+    hidden: tuple[str, ...] = ()  # paths inside that are empty for everybody there
     view: View | None = None  # it begins with what that holds; `rootfs` has the same layers
 
 

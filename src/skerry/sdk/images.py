@@ -230,19 +230,21 @@ class AsyncImages:
         steps: Sequence[str],
         workdir: str | None = None,
         env: dict[str, str] | None = None,
+        network: Sequence[str] = (),
         keep_context: bool = False,
         memory: int | str = "2GiB",
         timeout: float = 1800.0,  # noqa: ASYNC109 - of each step
         on_log: Log | None = None,
     ) -> LayerManifest:
-        """Makes a layer by running shell steps in a sandbox without network, then committing it.
+        """Makes a layer by running shell steps in a sandbox, then committing it.
 
-        The context is a local directory put at `context_path` before and left out of the layer
-        afterwards unless it is kept. A step that fails raises SandboxFailed with its output's end.
+        They reach nothing but what `network` allows. The context is a local directory put at
+        `context_path` before and left out of the layer afterwards unless it is kept. A step that fails
+        raises SandboxFailed with its output's end.
         """
         exclude = () if keep_context or context is None else (context_path,)
         async with await self._sandboxes.create(
-            image=image, layers=layers, memory=memory, cpu=2, pids=2048, env=env
+            image=image, layers=layers, memory=memory, cpu=2, pids=2048, env=env, network=network
         ) as sandbox:
             if context is not None:
                 await sandbox.files.mkdir(context_path, parents=True)

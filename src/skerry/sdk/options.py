@@ -18,7 +18,7 @@ NO_DISKS = (
     "be in a sandbox goes there as a layer (layers=) or by files.upload"
 )
 _SECONDS = ("idle_timeout", "ttl")
-_LISTS = ("layers", "network", "uplinks")
+_LISTS = ("layers", "network", "readonly", "hidden", "uplinks")
 _WORDS = (("on_idle", OnIdle), ("cpu_class", CpuClass), ("durability", Durability))
 
 
@@ -37,6 +37,8 @@ class SandboxOptions(TypedDict, total=False):
     of one client's creates that wait, a higher one is first).
     rollout=None: a key under which its record is found again; job=None: the job it belongs to;
     durability=None (what the node is configured for), or "process", "local", "shared".
+    readonly=(), hidden=(): absolute paths that nobody inside can change, or that are empty there, root
+    too; each must exist in the layers.
     uplinks=(): ports inside at which a worker of the node answers, as {"port": 8017, "worker": 0}.
     """
 
@@ -65,6 +67,8 @@ class SandboxOptions(TypedDict, total=False):
     rollout: str | None
     job: str | None
     durability: str | None
+    readonly: Sequence[str]
+    hidden: Sequence[str]
     uplinks: Sequence[Uplink | dict[str, int]]
 
 

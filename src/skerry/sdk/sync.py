@@ -1622,15 +1622,17 @@ class Images:
         steps: Sequence[str],
         workdir: str | None = None,
         env: dict[str, str] | None = None,
+        network: Sequence[str] = (),
         keep_context: bool = False,
         memory: int | str = "2GiB",
         timeout: float = 1800.0,
         on_log: Log | None = None,
     ) -> LayerManifest:
-        """Makes a layer by running shell steps in a sandbox without network, then committing it.
+        """Makes a layer by running shell steps in a sandbox, then committing it.
 
-        The context is a local directory put at `context_path` before and left out of the layer
-        afterwards unless it is kept. A step that fails raises SandboxFailed with its output's end.
+        They reach nothing but what `network` allows. The context is a local directory put at
+        `context_path` before and left out of the layer afterwards unless it is kept. A step that fails
+        raises SandboxFailed with its output's end.
         """
         return self._portal.call(
             self._inner.build(
@@ -1642,6 +1644,7 @@ class Images:
                 steps=steps,
                 workdir=workdir,
                 env=env,
+                network=network,
                 keep_context=keep_context,
                 memory=memory,
                 timeout=timeout,

@@ -12,6 +12,7 @@ from skerry.spec import limits
 from skerry.spec.ids import check_job_id, check_rollout
 from skerry.spec.layers import LayerKind, MountedLayer, parse_layer_name
 from skerry.spec.network import check_network
+from skerry.spec.paths import check_covers
 from skerry.spec.uplink import Uplink, check_uplinks
 
 
@@ -89,6 +90,8 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     rollout: str | None = None  # the key under which its record is found again
     job: str | None = None  # the job that it belongs to
     durability: Durability | None = None  # None: what the node is configured for
+    readonly: tuple[str, ...] = ()  # paths inside that nobody there can change
+    hidden: tuple[str, ...] = ()  # paths inside that are empty for everybody there
     uplinks: tuple[Uplink, ...] = ()  # ports inside at which workers of its node answer
 
     @property
@@ -137,6 +140,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         if self.job is not None:
             check_job_id(self.job)
         check_network(self.network)
+        check_covers(self.readonly, self.hidden)
         check_uplinks(self.uplinks)
         return self
 

@@ -18,6 +18,7 @@ from skerry.spec.integrity import TaskIntegrity
 from skerry.spec.layers import LayerKind, parse_layer_name
 from skerry.spec.limits import check_duration, parse_bytes
 from skerry.spec.sandbox import check_env
+from skerry.spec.stages import Stages
 
 ARCHIVE_BYTES_MAX = 64 * 1024 * 1024
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -137,6 +138,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limits: TaskLimits = TaskLimits()
     integrity: TaskIntegrity = TaskIntegrity()
     submission: SubmissionRules = SubmissionRules()
+    stages: Stages = Stages()
 
     def repeated(self, repeats: int) -> TaskSpec:
         """Returns the task with so many repeats of its verification, all of which must pass.
@@ -175,6 +177,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_tests()
         self._check_submission()
         self._check_limits()
+        self.stages.check(self.workdir)
         return self
 
     def _check_submission(self) -> None:

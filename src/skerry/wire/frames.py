@@ -170,6 +170,8 @@ class Tag(IntEnum):
     TEXT = 126
     CFG_BEST_EFFORT = 127
     BYTES = 128
+    READONLY = 129
+    HIDDEN = 130
 
 
 class Frame(NamedTuple):

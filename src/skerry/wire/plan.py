@@ -131,6 +131,8 @@ class StartPlan(Request, frozen=True, kw_only=True):
         raw_part("config", Tag.CONFIG),
         text("upper_from", Tag.UPPER_FROM, optional=True),
         number("uid_base", Tag.UID_BASE, 0, UID_MAX, optional=True),
+        several("readonly", Tag.READONLY, Kind.TEXTS),
+        several("hidden", Tag.HIDDEN, Kind.TEXTS),
     )
     instance: str
     slot: int
@@ -148,6 +150,8 @@ class StartPlan(Request, frozen=True, kw_only=True):
     config: bytes  # AgentConfig.payload(), without tasks and oom
     upper_from: str | None = None  # an instance or a snapshot: its upper is copied
     uid_base: int | None = None  # of the ids of the files there; None: the slot's
+    readonly: tuple[str, ...] = ()  # inside
+    hidden: tuple[str, ...] = ()  # likewise
 
 
 class Stop(Request, frozen=True, kw_only=True):

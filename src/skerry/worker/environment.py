@@ -2,6 +2,7 @@
 
     base/debian:12                     the OS
     workspace/ID:HASH                  the bug release unpacked at the workdir, with its own tests
+    workspace/ID-setup:HASH          what the task's setup commands left: in both
     workspace/ID-tests:HASH            the fix release's test paths: only ever in a verifying sandbox
     toolkit/pytest:8.3.5-HASH          pytest in the system interpreter, from wheels, without network
     toolkit/ID-deps:HASH               what else the tests need, likewise
@@ -18,6 +19,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,6 +27,7 @@ from skerry.errors import NotFound
 from skerry.integrity.protected import Rules, rules_of
 from skerry.integrity.sources import remarked
 from skerry.spec.layers import LayerKind, LayerManifest, parse_layer_name
+from skerry.spec.stages import AgentStage, VerifyStage, absolute
 from skerry.spec.task import Archive, TaskSpec
 from skerry.worker.archives import gold_patch, pristine_digests, source_files, top_level_modules
 from skerry.worker.downloads import Downloads, Wanted, wanted_of
@@ -86,6 +89,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     rules: Rules
     patch: bytes
     files: frozenset[str]  # regular files of the untouched workdir
+    agent_layers: tuple[str, ...] = ()  # of its stage only, above the others
+    verifier_layers: tuple[str, ...] = ()  # likewise
     remarked: frozenset[tuple[str, str]]  # what there is to say of its sources before anybody acts
 
     @property
@@ -93,7 +98,24 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         """The same layers with the hidden tests above the workspace."""
         workspaces = [name for name in self.layers if name.startswith("workspace/")]
         others = [name for name in self.layers if not name.startswith("workspace/")]
-        return (*workspaces, self.hidden, *others)
+        return (*workspaces, self.hidden, *others, *self.verifier_layers)
+
+    def acting(self) -> dict[str, Any]:
+        """Returns what an agent's sandbox is made with beside image, layers and limits."""
+        stage = self.task.stages.agent
+        return {"user": stage.user, "network": stage.network, **self._covers(stage)}
+
+    def verifying(self) -> dict[str, Any]:
+        """Returns the same of a verifying sandbox: never a network."""
+        # Root is the runner's user; the tests have another one.
+        return {"user": "root", **self._covers(self.task.stages.verify)}
+
+    def _covers(self, stage: AgentStage | VerifyStage) -> dict[str, tuple[str, ...]]:
+        workdir = self.task.workdir
+        return {
+            "readonly": absolute(stage.readonly, workdir),
+            "hidden": absolute(stage.hidden, workdir),
+        }
 
 
 class Builder:
@@ -115,7 +137,7 @@ class Builder:
         base = await self._base(task.image)
         image = _pinned(base)
         python = task.tests.interpreter
-        further = [_pinned(await self._images.inspect(name)) for name in task.layers]
+        further = await self._named(task.layers)
         toolkit = await self._wheels(
             f"toolkit/pytest:{PYTEST_VERSION}", image, (), list(PYTEST), python
         )
@@ -126,6 +148,9 @@ class Builder:
             layers.append(_pinned(own))
         workspace = await self._workspace(task, image)
         workspaces = [_pinned(workspace)]
+        if task.stages.setup.commands:
+            made = await self._setup(task, image, (*workspaces, *layers))
+            workspaces.append(_pinned(made))
         hidden = await self._hidden(task, image, workspaces)
         # Lowest first: workspaces lie beneath toolkits.
         ordered = (*workspaces, *layers)
@@ -140,6 +165,8 @@ class Builder:
             rules=rules_of(task, installed_modules=installed, pristine=pristine_digests(task, bug)),
             patch=gold_patch(task, bug, fix),
             files=frozenset(f"{task.workdir}/{path}" for path in bug),
+            agent_layers=tuple(await self._named(task.stages.agent.layers)),
+            verifier_layers=tuple(await self._named(task.stages.verify.layers)),
             remarked=await asyncio.to_thread(remarked, bug),
         )
 
@@ -183,6 +210,21 @@ class Builder:
         name = f"workspace/{task.id}:{_hash([image, step, bug.sha256])}"
         return await self._layer(name, image, (), [bug], [step])
 
+    async def _named(self, names: Sequence[str]) -> list[str]:
+        return [_pinned(await self._images.inspect(name)) for name in names]
+
+    async def _setup(self, task: TaskSpec, image: str, layers: Sequence[str]) -> LayerManifest:
+        setup = task.stages.setup
+        below = (*layers, *(await self._named(setup.layers)))
+        recipe = [image, *below, *setup.network, *setup.commands]
+        options = {
+            "workdir": task.workdir,
+            "network": setup.network,
+            "timeout": setup.timeout_s,
+        }
+        name = f"workspace/{task.id}-setup:{_hash(recipe)}"
+        return await self._layer(name, image, below, (), setup.commands, options=options)
+
     async def _hidden(self, task: TaskSpec, image: str, workspaces: Sequence[str]) -> LayerManifest:
         fix = task.package.fix.archive
         unpack = UNPACK.format(workdir="/build/fix", file=fix.file)
@@ -211,6 +253,7 @@ class Builder:
         steps: Sequence[str],
         *,
         texts: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> LayerManifest:
         async with self._lock(name):
             try:
@@ -226,7 +269,12 @@ class Builder:
                     for file_name, text in (texts or {}).items():
                         (Path(folder) / file_name).write_text(text)
                     return await self._images.build(
-                        name, image=image, layers=layers, context=folder, steps=steps
+                        name,
+                        image=image,
+                        layers=layers,
+                        context=folder,
+                        steps=steps,
+                        **(options or {}),
                     )
 
     def _lock(self, name: str) -> asyncio.Lock:

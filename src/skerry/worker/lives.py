@@ -53,7 +53,7 @@ async def sandbox_of(
     labels: dict[str, str],
     **options: Any,
 ) -> AsyncIterator[Sandbox]:
-    """A sandbox without network for a block; nothing of it is left after the block.
+    """A sandbox for a block, without network unless it is given; nothing of it is left afterwards.
 
     An error while it is destroyed is not raised: its time to live, and the end of the owner's
     connection, remove it anyway, and the block's result stands.

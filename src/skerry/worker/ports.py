@@ -137,6 +137,9 @@ class Sandboxes(Protocol):
         rollout: str | None = ...,
         job: str | None = ...,
         uplinks: Sequence[Uplink] = ...,
+        network: Sequence[str] = ...,
+        readonly: Sequence[str] = ...,
+        hidden: Sequence[str] = ...,
     ) -> Sandbox:
         """Returns a running sandbox; with a key the one that was made under it."""
 
@@ -173,9 +176,12 @@ class Images(Protocol):
         layers: Sequence[str] = ...,
         context: str | os.PathLike[str] | None = ...,
         steps: Sequence[str],
+        workdir: str | None = ...,
+        network: Sequence[str] = ...,
+        timeout: float = ...,  # noqa: ASYNC109 - of each step
         on_log: Callable[[str], None] | None = ...,
     ) -> LayerManifest:
-        """Makes a layer by steps in a sandbox without network."""
+        """Makes a layer by steps in a sandbox, without network unless it is given."""
 
 
 class Job(Protocol):

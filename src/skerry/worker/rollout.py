@@ -257,13 +257,13 @@ class Rollouts:
         wanted = options_of(
             environment.task,
             image=environment.image,
-            layers=(*environment.layers, *needs.layers),
+            layers=(*environment.layers, *environment.agent_layers, *needs.layers),
             labels=self._labels(plan, "agent"),
         )
+        wanted |= environment.acting()
         if memory.durable:
             wanted |= {"detached": True, "rollout": plan.rollout, "job": self._job}
-            wanted["key"] = agent_key(plan.rollout, memory.attempt)
-            wanted["wait"] = CREATE_WAIT_S
+            wanted |= {"key": agent_key(plan.rollout, memory.attempt), "wait": CREATE_WAIT_S}
         else:
             wanted["ttl"] = environment.task.limits.act_timeout_s + TTL_MARGIN_S
         if needs.port is not None and self._models is not None:

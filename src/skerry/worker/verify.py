@@ -148,6 +148,7 @@ async def _verify(
                     layers=environment.verify_layers,
                     seconds=_seconds(task) + RUNNER_MARGIN_S,
                     labels=labels,
+                    **environment.verifying(),
                 )
             )
             if sandbox.id in used:

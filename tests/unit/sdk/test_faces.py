@@ -127,6 +127,9 @@ def test_a_newline_in_a_value_is_no_fault() -> None:
         {"job": "a/b"},
         {"job": "x" * 65},
         {"durability": "disk"},
+        {"readonly": "/etc"},
+        {"readonly": ["etc"]},
+        {"hidden": ["/etc"]},
         {"uplinks": [{"port": 0}]},
         {"uplinks": [{"port": 80, "worker": -1}]},
         {"uplinks": [{"port": 80, "host": "h"}]},
@@ -162,6 +165,8 @@ def test_a_bad_spec_is_refused_before_it_is_sent(change: dict[str, object]) -> N
         "rollout": "step 3/rollout 17",
         "job": "grpo-1.a_b",
         "durability": "local",
+        "readonly": ["/etc"],
+        "hidden": ["/opt/x"],
         "uplinks": [{"port": 8017, "worker": 3}, Uplink(port=8018)],
     }
     spec_of("container", **good)  # type: ignore[arg-type]

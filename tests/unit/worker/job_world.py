@@ -214,6 +214,8 @@ class FakeClient:
         self.hang = False
         self.away = False
         self.scaffold: Any = None  # what a command of an agent does: (sandbox, command, **more)
+        self.user = "root"  # of agents
+        self.asked: list[dict[str, Any]] = []  # what sandboxes were made with
         self.forwards: list[tuple[int, str, int]] = []
 
     async def create(self, backend: str = "container", **options: Any) -> FakeSandbox:
@@ -221,7 +223,9 @@ class FakeClient:
         await asyncio.sleep(0)
         if self.on_create:
             self.on_create(labels["role"])
-        assert options["user"] == "root", "what an image says of a user is not for the verifier"
+        wanted = "root" if labels["role"] == "verify" else self.user
+        assert options["user"] == wanted, "what an image says of a user is not for the verifier"
+        self.asked.append(options)
         key = options.get("key")
         for one in self.made:
             if key is not None and one.spec.key == key and one.alive:
@@ -276,6 +280,7 @@ class FakeImages:
     def __init__(self) -> None:
         self.known: dict[str, LayerManifest] = {}
         self.builds: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = []
+        self.options: list[dict[str, Any]] = []  # of each build by steps
 
     def _make(self, name: str) -> LayerManifest:
         digest = "sha256:" + hashlib.sha256(name.encode()).hexdigest()
@@ -302,8 +307,10 @@ class FakeImages:
         context: Any = None,
         steps: Sequence[str],
         on_log: Any = None,
+        **options: Any,
     ) -> LayerManifest:
         await asyncio.sleep(0)
+        self.options.append(options)
         files = tuple(sorted(path.name for path in Path(context).iterdir()))
         self.builds.append((name, image, tuple(layers), (*files, *steps)))
         return self._make(name)

@@ -25,6 +25,7 @@ CONFIG_BYTES_MAX = 60_000  # the launcher hands it over in one pipe
 SLOT_TRIES = 3
 ROOM_MIN_BYTES = 1 << 20  # with less the overlay cannot be mounted writable
 STALE = ("slot", errno.ENOENT)
+COVERS = {"firm": "readonly", "cover": "hidden"}  # the launcher's steps, and the words for them
 
 
 def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits) -> plan.StartPlan:
@@ -51,6 +52,8 @@ def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits)
         disk_bytes=_room(request),
         upper_from=None if request.view is None else request.view.name,
         uid_base=None if request.view is None else request.view.uid_base,
+        readonly=request.readonly,
+        hidden=request.hidden,
         shm_bytes=request.shm_bytes,
         step=parts.groups.limit(slot.number, slot.limits, limits),
         agent_group=groups.agent,
@@ -85,9 +88,12 @@ async def create(parts: Parts, request: CreateRequest) -> ContainerInstance:
             return await _in_some_slot(parts, request)
         except BaseException as error:
             parts.layers.release(tuple(layer.id for layer in request.rootfs.layers))
-            if isinstance(error, LauncherFailed):
-                raise error.to_error() from error
-            raise
+            if not isinstance(error, LauncherFailed):
+                raise
+            if error.step in COVERS and error.errno == errno.ENOENT:
+                what = COVERS[error.step]
+                raise InvalidRequest(f"{what}: a path is not in the layers: {error}") from error
+            raise error.to_error() from error
 
 
 async def _in_some_slot(parts: Parts, request: CreateRequest) -> ContainerInstance:
@@ -145,6 +151,7 @@ async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerI
         slot.limits = None  # unknown, should START fail half way
         started = (await parts.ask_raw(wanted)).start()
         slot.limits = limits
+        _understood(request, started.step_us)
         cores = parts.cores.take(request.cpu, best_effort=limits.best_effort)
         instance.born(started.pid, process_start(started.pid), cores)
         confine(started.pid, instance.facts.cores)
@@ -153,6 +160,16 @@ async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerI
         parts.forget(instance.id)
         raise
     return instance
+
+
+def _understood(request: CreateRequest, stages: tuple[str, ...]) -> None:
+    """Raises Unavailable if a launcher of an earlier version left paths as they are."""
+    done = {stage.partition("=")[0] for stage in stages}
+    if (request.readonly and "firm" not in done) or (request.hidden and "cover" not in done):
+        raise Unavailable(
+            "the launcher that runs is older than this node and knows no read-only and no hidden paths; "
+            "end its sandboxes and restart it"
+        )
 
 
 async def _undo(parts: Parts, instance: str, slot: Slot, error: BaseException) -> None:

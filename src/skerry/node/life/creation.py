@@ -213,6 +213,8 @@ class Creation:
                 cpu_class=spec.cpu_class,
                 cpu_weight=spec.cpu_weight,
                 cpu_burst=spec.cpu_burst,
+                readonly=spec.readonly,
+                hidden=spec.hidden,
                 view=None if origin is None else origin.view,
             )
         )
