@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from skerry.errors import SkerryError
 if TYPE_CHECKING:
     from skerry.aio import Client
     from skerry.wire.http import BlobsHealth
+    from skerry.wire.workers import WorkerInfo
 
 COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "missing": "red"}
 
@@ -103,9 +105,31 @@ async def node_checks(app: App) -> list[Check]:
     ]
     if health.blobs is not None:
         checks.append(blobs_check(health.blobs))
+    checks += workers_check(health.workers)
     async with aio.connect(f"unix://{app.settings.socket}") as client:
         checks.append(await base_check(client))
     return checks
+
+
+def workers_check(workers: Sequence[WorkerInfo]) -> list[Check]:
+    """Returns how the workers stand that were ever used."""
+    used = [worker for worker in workers if worker.state != "unused"]
+    away = [worker for worker in used if worker.state != "ready"]
+    if not used:
+        return []
+    if not away:
+        pids = ", ".join(str(worker.pid) for worker in used)
+        return [Check("workers", "ok", f"{len(used)} of {len(workers)} run (pid {pids})")]
+    first = away[0]
+    return [
+        Check(
+            "workers",
+            "warning",
+            f"worker {first.worker} does not run: {first.problem or 'it is being started'}",
+            "rollouts and model requests of its sandboxes wait for it",
+            f"see STATE/workers/{first.worker}.log; the node starts it again by itself",
+        )
+    ]
 
 
 def blobs_check(blobs: BlobsHealth) -> Check:

@@ -137,6 +137,7 @@ from skerry.spec.command import RunResult, Terminal
 from skerry.spec.files import Change
 from skerry.spec.layers import LayerManifest
 from skerry.spec.sandbox import SandboxInfo
+from skerry.wire.workers import WorkerInfo
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -207,6 +208,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     embedded: bool = False  # it ends with its last owner, and so does what is not detached
     backends: dict[str, str] = {}  # name -> "usable" or the reason why not
     blobs: BlobsHealth | None = None  # None: no layer is read on demand here
+    workers: tuple[WorkerInfo, ...] = ()
 
 
 class OwnerWelcome(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from skerry.node import registry
 from skerry.node.config import NodeConfig
 from skerry.node.identity import claim
 from skerry.wire.http import BlobsHealth, Health
+from skerry.wire.workers import WorkerInfo
 
 DOC = Path(__file__).parents[3] / "docs/guide/cli.md"
 
@@ -335,3 +336,21 @@ def test_doctor_says_how_layers_are_read_on_demand(change: dict, status: str, wo
     check = doctor_module.blobs_check(blobs)
     assert check.status == status
     assert words in check.found
+
+
+@pytest.mark.parametrize(
+    ("states", "status", "words"),
+    [
+        ([("unused", 0, "")], None, ""),
+        ([("ready", 7, ""), ("unused", 0, "")], "ok", "1 of 2 run (pid 7)"),
+        ([("ready", 7, ""), ("starting", 0, "it ends with 1")], "warning", "worker 1 does not run"),
+    ],
+)
+def test_doctor_tells_of_workers_that_were_used(states, status, words) -> None:
+    workers = [
+        WorkerInfo(worker=number, state=state, pid=pid, problem=problem)
+        for number, (state, pid, problem) in enumerate(states)
+    ]
+    checks = doctor_module.workers_check(workers)
+    assert [check.status for check in checks] == ([] if status is None else [status])
+    assert all(words in check.found for check in checks)

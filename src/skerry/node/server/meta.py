@@ -27,6 +27,7 @@ async def health(node: Node, exchange: Exchange) -> None:
             embedded=node.config.embedded,
             backends=await node.probes(),
             blobs=node.blobs.health() if node.blobs else None,
+            workers=node.workers.table(),
         )
     )
 
