@@ -21,8 +21,9 @@ from skerry.trajectory.rollouts import JobLog
 from skerry.worker import Downloads, load_tasks, policy_named, run_job
 from skerry.worker.environment import Builder, Environment
 from skerry.worker.lives import sandbox_of
+from skerry.worker.memory import Memory
 from skerry.worker.policies.cheat import CHEATS, FROM_SOURCE
-from skerry.worker.session import Policy, Session
+from skerry.worker.session import Needs, Policy, Session
 from skerry.worker.verify import Guards
 
 pytestmark = pytest.mark.root
@@ -55,6 +56,7 @@ class Script:
     """A policy of a test's own: appends text to the first source file, or runs a shell line."""
 
     name = "script"
+    needs = Needs()
 
     def __init__(self, *, source: str = "", shell: str = "") -> None:
         self.source = source
@@ -87,7 +89,7 @@ async def naive_reward(client: object, top: Path, task: str, policy: Policy) -> 
         seconds=120,
         labels={"role": "naive"},
     ) as sandbox:
-        session = Session(sandbox, environment, log, "naive", lambda text: None)
+        session = Session(sandbox, environment, log, "naive", lambda text: None, memory=Memory())
         await policy.act(session, policy.variant(0, 0))
         reward = await sandbox.run(["cat", f"{spec.workdir}/reward.txt"])
         tests = await sandbox.run(
