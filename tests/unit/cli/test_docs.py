@@ -19,7 +19,7 @@ from skerry.cli.main import cli
 from skerry.cli.node import node_config
 from skerry.spec.task import TaskSpec
 
-TASK = Path(__file__).parents[3] / "examples" / "tasks" / "click-8.1.3" / "task.toml"
+TASK = Path(__file__).parents[3] / "examples" / "tasks" / "humanize-4.12.3" / "task.toml"
 _END = re.compile(r" -- |\s#|\s\||&&")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
