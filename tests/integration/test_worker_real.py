@@ -201,6 +201,7 @@ async def test_a_scaffold_that_breaks_its_sandbox_has_failed_and_says_how(
         (record,) = [one async for one in job.results()]
         assert (record.reward, record.attempts) == (0.0, ())
         assert record.verdict in ("failed", "tampered")
+        assert "left its environment broken" in record.repercussion
     finally:
         await job.end()
 

@@ -48,6 +48,7 @@ POLL_S = 20.0  # of one long poll
 RENEW_S = 8.0  # what is held is renewed while nothing is asked for: well within the lease
 AT_ONCE = 32  # requests that are held beside those that were yielded
 PAGE = 500
+SIGNAL_S = 0.25  # between two looks at several workers
 
 
 class AsyncModelRequest:
@@ -222,11 +223,23 @@ class RolloutJob:
                     return b"".join([chunk async for chunk in chunks])
         raise NotFound(f"the job has no blob {digest[:80]!r}")
 
-    async def signal(self, *, version: int = 0, wait: float = 0.0, worker: int = 0) -> Signal:
-        """Returns whether there is work for the model, and when there will be, at one worker.
+    async def signal(self, *, version: int = 0, wait: float = 0.0) -> Signal:
+        """Returns whether there is work for the model, and when there will be.
 
         With the version of the last signal it waits for up to `wait` seconds until that changes.
         """
+        workers = range(await self._shares())
+        if len(workers) == 1:
+            return await self._signal(0, version, wait)
+        until = asyncio.get_running_loop().time() + wait
+        while True:
+            whole = combined([await self._signal(worker, 0, 0.0) for worker in workers])
+            left = until - asyncio.get_running_loop().time()
+            if whole.version != version or left <= 0:
+                return whole
+            await asyncio.sleep(min(SIGNAL_S, left))
+
+    async def _signal(self, worker: int, version: int, wait: float) -> Signal:
         query = f"/signal?version={version}&wait={max(0.0, wait):.3f}"
         return await self._call(worker, "GET", query, Signal)
 
@@ -303,6 +316,23 @@ class RolloutJob:
         if self._workers is None:
             self._workers = (await self._call(0, "GET", "", JobStatus)).share[1]
         return self._workers
+
+
+def combined(signals: Sequence[Signal]) -> Signal:
+    """Returns the signal of a job of which several workers have shares."""
+    expected = [one.next_request_s for one in signals if one.next_request_s is not None]
+    return Signal(
+        version=sum(one.version for one in signals),
+        waiting=sum(one.waiting for one in signals),
+        leased=sum(one.leased for one in signals),
+        oldest_s=max(one.oldest_s for one in signals),
+        sandboxes_busy=sum(one.sandboxes_busy for one in signals),
+        verifying=sum(one.verifying for one in signals),
+        rollouts_waiting=sum(one.rollouts_waiting for one in signals),
+        rollouts_running=sum(one.rollouts_running for one in signals),
+        rollouts_ended=sum(one.rollouts_ended for one in signals),
+        next_request_s=min(expected, default=None),
+    )
 
 
 async def _merged(

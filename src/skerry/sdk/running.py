@@ -71,14 +71,16 @@ class Runner:
             await self.cancel_quietly(op)
             raise
 
-    async def stream(self, spec: CommandSpec) -> AsyncGenerator[StreamEvent]:
+    async def stream(
+        self, spec: CommandSpec, op_id: str | None = None
+    ) -> AsyncGenerator[StreamEvent]:
         """Yields its output as it comes, then its result; leaving early ends it inside.
 
         A lost connection is repaired: the command goes on meanwhile, and is never run twice. Of more
         output than is kept (`output_limit`) that came meanwhile the middle is missing: pieces say `at`
         which offset of their stream they begin from then on, and a jump tells.
         """
-        op = secrets.token_hex(16)
+        op = op_id or secrets.token_hex(16)
         finished = False
         debt = self._transport.debts.owe(lambda: self.cancel_quietly(op))
         events = self._events(spec, op)

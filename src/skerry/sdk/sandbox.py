@@ -225,10 +225,12 @@ class AsyncSandbox(SandboxDisk, SandboxNetwork):
         no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
+        op_id: str | None = None,
     ) -> AsyncIterator[StreamEvent]:
         """Runs a command and yields its output as it comes, then its result (the last event).
 
-        Leaving the iteration early ends the command.
+        Leaving the iteration early ends the command. With the `op_id` of one that there is it is joined
+        and not run again.
         """
         spec = command_of(
             command,
@@ -241,7 +243,7 @@ class AsyncSandbox(SandboxDisk, SandboxNetwork):
             output_limit=output_limit,
             terminal=terminal,
         )
-        async with contextlib.aclosing(self._runner.stream(spec)) as events:
+        async with contextlib.aclosing(self._runner.stream(spec, op_id)) as events:
             async for event in events:
                 yield event
 

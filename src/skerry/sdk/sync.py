@@ -890,10 +890,12 @@ class Sandbox:
         no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
+        op_id: str | None = None,
     ) -> Iterator[StreamEvent]:
         """Runs a command and yields its output as it comes, then its result (the last event).
 
-        Leaving the iteration early ends the command.
+        Leaving the iteration early ends the command. With the `op_id` of one that there is it is joined
+        and not run again.
         """
         return self._portal.iterate(
             self._inner.stream(
@@ -906,6 +908,7 @@ class Sandbox:
                 no_output_timeout=no_output_timeout,
                 output_limit=output_limit,
                 terminal=terminal,
+                op_id=op_id,
             )
         )
 
@@ -1366,12 +1369,12 @@ class Job:
         """Returns a long output or a submission that a line names by its sha256; NotFound."""
         return self._portal.call(self._inner.blob(digest))
 
-    def signal(self, *, version: int = 0, wait: float = 0.0, worker: int = 0) -> Signal:
-        """Returns whether there is work for the model, and when there will be, at one worker.
+    def signal(self, *, version: int = 0, wait: float = 0.0) -> Signal:
+        """Returns whether there is work for the model, and when there will be.
 
         With the version of the last signal it waits for up to `wait` seconds until that changes.
         """
-        return self._portal.call(self._inner.signal(version=version, wait=wait, worker=worker))
+        return self._portal.call(self._inner.signal(version=version, wait=wait))
 
     def forget(self) -> None:
         """Ends the rollouts and what they have; the workers forget them. Idempotent."""

@@ -15,8 +15,9 @@ from skerry.trajectory.rollouts import JobLog, to_plain
 from skerry.worker.downloads import Downloads
 from skerry.worker.environment import Builder, Environment
 from skerry.worker.lives import together
+from skerry.worker.plan import Plan
 from skerry.worker.ports import Client
-from skerry.worker.rollout import Plan, Rollouts
+from skerry.worker.rollout import Rollouts
 from skerry.worker.session import Policy
 from skerry.worker.verify import Guards
 

@@ -4,7 +4,7 @@
 |---|---|
 | a platform error or a bug of ours, in any stage | infrastructure_error; tried again afresh |
 | the agent's sandbox could not be made, or the scaffold is not in it | likewise: nobody acted |
-| the agent broke its own sandbox | failed, with the reason as `repercussion` |
+| the agent broke its own sandbox, or none runs in it any more | failed; `repercussion` says how |
 | the verifying sandbox died under the tests, every time | failed; once: tried again |
 | the policy took too long | graded as it stands |
 | the node does not answer | nothing: the rollout goes on when it does |
@@ -19,19 +19,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from skerry.errors import CallerError, Fault, Overloaded, SandboxError, SkerryError
+from skerry.errors import Fault, Overloaded, SandboxError, SkerryError
 from skerry.integrity.verdict import failed, infrastructure_error
 from skerry.spec.rollout import Attempt, RolloutRecord
-from skerry.spec.sandbox import State
-from skerry.spec.uplink import Uplink
 from skerry.spec.verdict import Outcome, Verdict
 from skerry.trajectory.rollouts import JobLog
-from skerry.worker.clock import ActClock, Clocks
-from skerry.worker.environment import Environment
+from skerry.worker.acting import Acting, check_node
+from skerry.worker.clock import Clocks
 from skerry.worker.ids import agent_key, verifier_key
 from skerry.worker.lives import (
     TTL_MARGIN_S,
@@ -55,46 +53,15 @@ from skerry.worker.memory import (
     Submission,
     Verifying,
 )
+from skerry.worker.plan import Models, Plan
 from skerry.worker.ports import Client, Sandbox
-from skerry.worker.session import Access, CannotStart, Policy, Session
+from skerry.worker.session import CannotStart, Session
 from skerry.worker.verify import Guards, collect, grade
 
 ATTEMPTS = 3
-AWAY_PAUSE_S = 1.0  # before a node that was away is relied on again
 CREATE_WAIT_S = 3600.0  # for room; then it is asked for again
 
 Step = Callable[[str], None]
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout to be done."""
-
-    rollout: str
-    environment: Environment
-    policy: Policy
-    variant: str
-    index: int
-    number: int = 0
-
-
-class Models(Protocol):
-    """Where agents' models are served."""
-
-    uplink: Uplink
-
-    def access(self, plan: Plan, memory: Memory) -> Access:
-        """Returns how the agent of the attempt under way reaches its model."""
-
-    def serving(
-        self, plan: Plan, memory: Memory, sandbox: Sandbox, clock: ActClock
-    ) -> contextlib.AbstractAsyncContextManager[None]:
-        """Serves the sandbox its model for a block; holds the clock while an answer is owed.
-
-        A Standstill ends the block and not the serving.
-        """
-
-    def dropped(self, memory: Memory) -> None:
-        """The attempt under way is given up: nobody in it is served any more."""
 
 
 class _Retry(Exception):
@@ -122,7 +89,7 @@ class Rollouts:
         clocks: Clocks | None = None,
     ) -> None:
         self._client = client
-        self._clocks = clocks or Clocks()
+        self._acting = Acting(client, models, clocks or Clocks())
         self._log = log
         self._job = job
         self._guards = guards
@@ -173,20 +140,13 @@ class Rollouts:
                 return self._record(plan, memory, verdict)
             except _Retry as retry:
                 if memory.durable:
-                    await self._check_node()
+                    await check_node(self._client)
                 self._note_fault(plan, memory, retry)
         last = memory.faults[-1]
         if last.blames:
             detail = f"in each of {ATTEMPTS} fresh sandboxes: {last.fault.detail}"
             return self._record(plan, memory, failed(detail))
         return self._record(plan, memory, infrastructure_error(last.fault.detail))
-
-    async def _check_node(self) -> None:
-        """Raises NodeAway unless the node answers: then what went wrong is more than its absence."""
-        try:
-            await self._client.health()
-        except SkerryError as error:
-            raise NodeAway(error.message) from error
 
     @staticmethod
     def _later(memory: Memory, stage: str, error: Overloaded) -> Exception:
@@ -224,7 +184,7 @@ class Rollouts:
                     await self._act_in(plan, memory, sandbox, on_step)
                 except SkerryError as error:
                     if memory.durable and error.fault is not Fault.SANDBOX:
-                        await self._check_node()  # else the sandbox would go
+                        await check_node(self._client)  # else the sandbox would go
                     raise
         except (Standstill, _Retry):
             raise
@@ -282,7 +242,7 @@ class Rollouts:
             memory=memory, access=access,
         )  # fmt: skip
         if memory.acted is None:
-            memory.note(await self._let_act(plan, memory, sandbox, session))
+            memory.note(await self._acting.let_act(plan, memory, sandbox, session))
         acted = memory.acted
         assert acted is not None  # noqa: S101
         if acted.expired:
@@ -296,57 +256,6 @@ class Rollouts:
             repercussion=acted.repercussion or submission.repercussion,
         )
         memory.submit(early_or(submission, acted.verdict))
-
-    async def _let_act(
-        self, plan: Plan, memory: Memory, sandbox: Sandbox, session: Session
-    ) -> Acted:
-        """Lets the policy act. Its own failures are graded, not raised; platform errors are raised."""
-        limit = plan.environment.task.limits.act_timeout_s
-        clock = ActClock(limit, memory.active_s, time.monotonic)
-        async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(self._clocks.joined(clock))
-            if session.access is not None and self._models is not None:
-                serving = self._models.serving(plan, memory, sandbox, clock)
-                await stack.enter_async_context(serving)
-            acting = asyncio.ensure_future(plan.policy.act(session, plan.variant))
-            expiry = asyncio.ensure_future(clock.expired())
-            try:
-                await asyncio.wait({acting, expiry}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                done = acting.done()
-                for task in (acting, expiry):
-                    task.cancel()
-                await asyncio.gather(acting, expiry, return_exceptions=True)
-            if not done:
-                message = f"the policy took longer than {limit:g} s"
-                session.record({"action": "stop", "message": message}, step="stop")
-                return Acted(active_s=clock.spent_s, expired=True, deeds=session.told_deeds())
-            try:
-                acting.result()
-            except (SandboxError, CallerError) as error:
-                if is_lost(error):
-                    raise
-                return await self._ended_early(error, sandbox, session, clock.spent_s)
-            except SkerryError:
-                if memory.durable:
-                    await self._check_node()  # else nobody would be served any more
-                raise
-            return Acted(active_s=clock.spent_s, deeds=session.told_deeds())
-
-    async def _ended_early(
-        self, error: SkerryError, sandbox: Sandbox, session: Session, active_s: float
-    ) -> Acted:
-        """What it asked for was refused, or its sandbox broke: what is left decides."""
-        data = {"action": "stop", "error": error.code, "message": error.message[:500]}
-        session.record(data, step="stop")
-        info = await sandbox.info()
-        broken = info.state in (State.FAILED, State.STOPPED)
-        return Acted(
-            active_s=active_s,
-            verdict=failed(f"the policy ended early: {error.message}"),
-            repercussion=(info.reason or error.message) if broken else "",
-            deeds=session.told_deeds(),
-        )
 
     # --- grading ---------------------------------------------------------------------------------
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
-from job_world import FakeSandbox
+from job_world import CORE, FakeSandbox
 from service_world import World
 from yarl import URL
 
-from skerry.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from skerry.errors import Conflict, InvalidRequest, NotFound, SandboxFailed, Unavailable
+from skerry.sdk.rollout_job import combined
+from skerry.spec.command import RunResult
+from skerry.spec.job import JobState
+from skerry.spec.worker import Signal
 from skerry.trajectory.rollouts_reader import verify_job
 
 
@@ -226,3 +232,90 @@ async def test_a_thousand_rollouts_ask_at_once(tmp_path: Path) -> None:
             assert [one.reward async for one in job.results()] == [1.0] * 1000
     assert set(world.witness.seen.values()) == {1}
     assert world.client.left() == []
+
+
+async def test_an_agent_whose_sandbox_dies_under_it_has_failed_and_says_how(world: World) -> None:
+    async def dies(sandbox: FakeSandbox, command: Any, **more: Any) -> Any:
+        raise SandboxFailed("PID 1 was ended by signal 9")
+
+    world.client.scaffold = dies
+    async with world.worker() as service, world.trainer() as job:
+        service.submit(world.submit(n=1))
+        (record,) = [one async for one in job.results()]
+    assert (record.reward, record.verdict, record.attempts) == (0.0, "failed", ())
+    assert "PID 1" in record.detail
+    assert world.client.left() == []
+
+
+async def test_a_sandbox_that_its_host_lost_is_no_fault_of_the_agent(world: World) -> None:
+    agent, lost = world.client.scaffold, [True]
+
+    async def loses(sandbox: FakeSandbox, command: Any, **more: Any) -> Any:
+        if lost:
+            lost.clear()
+            raise SandboxFailed("its host lost it", lost=True)
+        return await agent(sandbox, command, **more)
+
+    world.client.scaffold = loses
+    async with world.worker() as service, world.trainer() as job:
+        service.submit(world.submit(n=1))
+        await world.sample(job)
+        (record,) = [one async for one in job.results()]
+    assert (record.reward, len(record.attempts), record.repercussion) == (1.0, 1, "")
+
+
+async def test_an_agent_out_of_time_is_graded_as_it_stands(world: World) -> None:
+    limits = msgspec.structs.replace(world.task.limits, act_timeout_s=0.2)
+    world.task = msgspec.structs.replace(world.task, limits=limits)
+
+    async def slow(sandbox: FakeSandbox, command: Any, **more: Any) -> Any:
+        sandbox.files.content[f"/testbed/{CORE}"] = b"VALUE = 2\n"
+        await asyncio.sleep(3600)
+
+    world.client.scaffold = slow
+    async with world.worker() as service, world.trainer() as job:
+        service.submit(world.submit(n=1))
+        (record,) = [one async for one in job.results()]
+    assert (record.reward, record.attempts) == (1.0, ())
+
+
+async def test_time_in_which_the_job_is_paused_does_not_count(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.worker.service.service.LOOK_AT_JOBS_S", 0.02)
+    limits = msgspec.structs.replace(world.task.limits, act_timeout_s=0.5)
+    world.task = msgspec.structs.replace(world.task, limits=limits)
+    world.client.jobs.state = JobState.PAUSED
+    going_on = asyncio.Event()
+
+    async def works(sandbox: FakeSandbox, command: Any, **more: Any) -> Any:
+        if list(command)[:1] == ["agent"]:
+            await going_on.wait()
+            sandbox.files.content[f"/testbed/{CORE}"] = b"VALUE = 2\n"
+            return RunResult(exit_code=0)
+        return await FakeSandbox.run(sandbox, command, **more)
+
+    world.client.scaffold = works
+    async with world.worker() as service, world.trainer() as job:
+        service.submit(world.submit(n=1))
+        runner = service.runner("j")
+        while not (runner.lines and runner.clocks.standing):
+            await runner.pulse.wait(runner.pulse.version, 0.05)
+        spent = runner.lines[0].active_s
+        await asyncio.sleep(0.6)
+        assert runner.lines[0].active_s == spent < 0.5
+        world.client.jobs.state = JobState.ACTIVE
+        going_on.set()
+        (record,) = [one async for one in job.results()]
+    assert record.reward == 1.0
+
+
+def test_signals_of_several_workers_are_one() -> None:
+    one = Signal(
+        version=3, waiting=1, leased=2, oldest_s=4.0, sandboxes_busy=1, verifying=0,
+        rollouts_waiting=5, rollouts_running=2, rollouts_ended=0, next_request_s=2.0,
+    )  # fmt: skip
+    other = msgspec.structs.replace(one, version=4, oldest_s=9.0, next_request_s=None)
+    whole = combined([one, other])
+    assert (whole.version, whole.waiting, whole.leased) == (7, 2, 4)
+    assert (whole.oldest_s, whole.next_request_s, whole.rollouts_waiting) == (9.0, 2.0, 10)

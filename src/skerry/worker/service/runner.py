@@ -25,10 +25,11 @@ from skerry.worker.job import head_of
 from skerry.worker.lives import together
 from skerry.worker.memory import Given, Memory, NotRecorded, Standstill
 from skerry.worker.model.book import Asked, Note
+from skerry.worker.plan import Plan
 from skerry.worker.policies import policy_named
 from skerry.worker.policies.model import Command, Model
 from skerry.worker.ports import Client, Sandbox
-from skerry.worker.rollout import Plan, Rollouts
+from skerry.worker.rollout import Rollouts
 from skerry.worker.service.book import JobBook
 from skerry.worker.service.files import put
 from skerry.worker.service.lines import Line, Lines, token_of
