@@ -111,7 +111,7 @@ async def test_node_that_does_not_ship_keeps_nothing_beyond_its_sandboxes(stand,
 async def test_segment_with_many_tails_is_sealed_and_they_go(stand, shared, monkeypatch) -> None:
     monkeypatch.setattr(shipping, "TAILS_MAX", 5)
     stand.shared = shared
-    async with stand.alive(trajectory=TrajectoryOptions(seal_after_s=1.0)) as node:
+    async with stand.alive(trajectory=TrajectoryOptions(seal_after_s=60.0)) as node:
         sandbox = await node.lives.create(SandboxSpec(durability=Durability.SHARED))
         for _ in range(8):
             await node.operations.run(sandbox, None, TRUE)

@@ -303,6 +303,11 @@ def _is_same(known: ledger.Did, asked: ledger.Did) -> bool:
     return told(known) == told(asked)
 
 
+def plain(value: Any) -> Any:
+    """Returns a message as a record holds it: dicts, lists and scalars, bytes as they are."""
+    return msgspec.to_builtins(value, builtin_types=(bytes,))
+
+
 def named(path: str) -> str | bytes:
     """Returns a name of a file as it stands in a record: its bytes if they are no UTF-8.
 

@@ -15,7 +15,7 @@ import msgspec
 from skerry.node.disk import Disk
 from skerry.node.files import Files
 from skerry.node.life.sandbox import Sandbox
-from skerry.node.trail.acts import Act, Trail, named
+from skerry.node.trail.acts import Act, Trail, named, plain
 from skerry.node.trail.intake import Intake
 from skerry.spec.files import FileInfo, TreeUsage, WatchEvent
 from skerry.wire.files import FileOp, info_to_wire
@@ -198,7 +198,7 @@ class RecordedFiles:
         """Returns what a tree takes up."""
         async with self._trail.act(sandbox, "file.usage", _request(path, user), op=op) as act:
             found = await self._files.usage(sandbox, path, user)
-            act.result = msgspec.to_builtins(found)
+            act.result = plain(found)
             return found
 
     async def apply(
@@ -212,7 +212,7 @@ class RecordedFiles:
             if act.known is not None:
                 return []
             infos = await self._files.apply(sandbox, what)
-            found = [msgspec.to_builtins(info_to_wire(info)) for info in infos]
+            found = [plain(info_to_wire(info)) for info in infos]
             if looks:
                 lines = b"".join(_json(one) + b"\n" for one in found)
                 short = len(lines) <= self._trail.contents.inline_bytes
@@ -283,7 +283,7 @@ def _asked(what: FileOp) -> dict[str, Any]:
 
 async def _written(act: Act, intake: Intake, info: FileInfo | None) -> dict[str, Any]:
     act.request["content"] = await intake.end()
-    act.result = {} if info is None else msgspec.to_builtins(info_to_wire(info))
+    act.result = {} if info is None else plain(info_to_wire(info))
     return act.result
 
 
