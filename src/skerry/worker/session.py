@@ -115,11 +115,17 @@ class Session:
         self.record(data | self._summary(result), step=str(step))
         return result
 
-    async def write(self, path: str, content: bytes, *, mode: int | None = None) -> None:
-        """Writes a file, made with the directories above it; without a mode it keeps the one it has."""
+    async def write(
+        self, path: str, content: bytes, *, mode: int | None = None, deed: bool = True
+    ) -> None:
+        """Writes a file, made with the directories above it; without a mode it keeps the one it has.
+
+        Without `deed` it is the trainer's own, and nothing that the agent did.
+        """
         step = self._next()
         self._on_step(f"write {path}")
-        self._did(_words(path, content))
+        if deed:
+            self._did(_words(path, content))
         if step not in self._memory.kept:
             await self._sandbox.files.write(path, content, mode=mode)
             self._memory.note(Kept(step=step))

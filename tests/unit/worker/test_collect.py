@@ -12,7 +12,10 @@ from skerry.errors import SandboxFailed
 from skerry.integrity.conduct import Deed
 from skerry.spec.integrity import TaskIntegrity, TaskRule
 from skerry.spec.verdict import Outcome
+from skerry.trajectory.rollouts import JobLog
 from skerry.worker.environment import Builder, Environment
+from skerry.worker.memory import Memory
+from skerry.worker.session import Session
 from skerry.worker.verify import Guards, Submission, collect
 
 RULE = TaskRule(name="no_looking", reason="looks at answers", commands=("/srv/answers",))
@@ -72,3 +75,16 @@ async def test_code_of_the_submission_is_noted(tmp_path: Path) -> None:
     assert [(one.kind, one.path) for one in submission.audit.noted] == [
         ("equality", f"/testbed/{CORE}")
     ]
+
+
+async def test_what_the_trainer_puts_there_is_no_deed_of_the_agent(tmp_path: Path) -> None:
+    log = JobLog(tmp_path / "log", lambda: 0.0)
+    client = FakeClient()
+    sandbox = await client.create(image="i", layers=(), labels={"role": "agent"}, user="root")
+    environment: Environment = None  # type: ignore[assignment]  # not asked for anything
+    session = Session(sandbox, environment, log, "r", lambda text: None, memory=Memory())
+    await session.write("/opt/agent.py", b"setsid x &", deed=False)
+    assert session.deeds == []
+    await session.write("/opt/own.py", b"setsid x &")
+    assert [deed.text for deed in session.deeds] == ["/opt/own.py\nsetsid x &"]
+    log.close()

@@ -66,7 +66,7 @@ class Model:
     async def act(self, session: Session, variant: str) -> None:
         """Lets the model work until it is done or out of turns."""
         del variant
-        await session.write(AGENT, program("agent").encode())
+        await session.write(AGENT, program("agent").encode(), deed=False)
         result = await session.run(
             [session.task.tests.interpreter, "-I", AGENT],
             stdin=json.dumps(self._told(session)).encode(),
