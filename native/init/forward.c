@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -119,10 +120,12 @@ static struct forward *forward_new(uint32_t id, struct listener *l, uint16_t por
 /* A second descriptor: each direction is watched by itself. False: there is none to be had. */
 static bool carry(struct forward *w, int fd)
 {
-	int twin = (uint64_t)fd + FD_RESERVE < config.fd_limit ? dup(fd) : -1;
+	int on = 1, twin = (uint64_t)fd + FD_RESERVE < config.fd_limit ? dup(fd) : -1;
 
 	if (twin < 0)
 		return false;
+	/* What comes in pieces is not held back until the peer has acknowledged the one before. */
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 	inlet_open(&w->in, twin, INLET_SOCKET, in_ready);
 	outlet_open(&w->out, fd, out_ready);
 	outlet_watch(&w->out);
