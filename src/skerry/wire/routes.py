@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from skerry.spec.command import CommandSpec, RunResult, Terminal
 from skerry.spec.files import FileInfo, TreeUsage
-from skerry.spec.job import JobInfo, JobSpec
-from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
+from skerry.spec.layers import LayerManifest
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec, Usage
 from skerry.wire.batch import BatchCreate, BatchDelete, BatchResult
 from skerry.wire.commits import CommitInfo, ForkBody
@@ -22,7 +21,6 @@ from skerry.wire.http import (
     STREAM,
     ClientEvent,
     CommitBody,
-    DebianBody,
     DiffBody,
     ForwardFrame,
     ForwardOpen,
@@ -34,15 +32,14 @@ from skerry.wire.http import (
     StdinTaken,
     StreamEvent,
 )
-from skerry.wire.jobs import JobChange, JobQueue
+from skerry.wire.image_routes import IMAGE_ROUTES
+from skerry.wire.job_routes import JOB_ROUTES
 from skerry.wire.network import NetworkBody, NetworkView
-from skerry.wire.registry import CollapseBody, PushBody, RegistryBody
 from skerry.wire.route import (
     BASE,
     BYTES,
     FLAG,
     GONE,
-    JOB,
     NAME,
     ONCE,
     OP,
@@ -59,29 +56,6 @@ from skerry.wire.route import (
 from skerry.wire.sessions import SessionCreate, SessionInfo
 from skerry.wire.trajectory_routes import TRAJECTORY_ROUTES
 from skerry.wire.worker_routes import WORKER_ROUTES
-
-JOB_ROUTES: Final[tuple[Route, ...]] = (
-    Route("POST", "/v1/jobs", "Makes a job, or finds it by its id.", JobSpec, JobInfo),
-    Route(
-        "GET",
-        "/v1/jobs",
-        "Lists jobs, oldest first.",
-        answer=list[JobInfo],
-        params=(
-            Param("label", {"type": "array", "items": STRING}, "name=value; all must match"),
-            Param("all", FLAG, "1: ended ones too"),
-        ),
-    ),
-    Route("GET", JOB, "How a job stands.", answer=JobInfo),
-    Route("PATCH", JOB, "Changes its lease, limits and labels.", JobChange, JobInfo),
-    Route("DELETE", JOB, "Ends it: destroys its sandboxes and frees its id.", answer=JobInfo),
-    Route("POST", f"{JOB}/heartbeat", "Renews its lease.", answer=JobInfo),
-    Route("POST", f"{JOB}/pause", "Pauses all; a stream of JobStep.", answer=STREAM),
-    Route("DELETE", f"{JOB}/pause", "Ends a pause of all where it is.", answer=JobInfo),
-    Route("POST", f"{JOB}/resume", "Resumes what was paused so.", answer=STREAM),
-    Route("DELETE", f"{JOB}/resume", "Ends a resume of all where it is.", answer=JobInfo),
-    Route("GET", f"{JOB}/queue", "Who of it waits for room, and how long.", answer=JobQueue),
-)
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route("GET", "/v1/health", "The node's own view; needs no token.", answer=Health),
@@ -363,74 +337,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         ForkBody,
         BatchResult,
     ),
-    Route("GET", "/v1/images", "All layers.", answer=list[LayerManifest]),
-    Route(
-        "GET", "/v1/images/{name}", "One layer; the name may hold slashes.", answer=LayerManifest
-    ),
-    Route(
-        "DELETE",
-        "/v1/images/{name}",
-        "Removes a layer not in use; answers what it was, null if its record is damaged.",
-        answer=LayerManifest | None,
-    ),
-    Route(
-        "POST",
-        "/v1/images/{name}/import",
-        "Makes a layer of an archive.",
-        TAR,
-        LayerManifest,
-        (
-            Param("kind", {"enum": ["tar", "oci"]}, "a tar of files (default), or of an image"),
-            Param("tag", STRING, "oci: which of several images"),
-            Param("platform", STRING, "oci: os/architecture[/variant]; the node's"),
-        ),
-    ),
-    Route(
-        "POST",
-        "/v1/images/{name}/registry",
-        "Makes a layer of a registry's image.",
-        RegistryBody,
-        STREAM,
-    ),
-    Route(
-        "POST",
-        "/v1/images/{name}/collapse",
-        "Makes one layer of several.",
-        CollapseBody,
-        STREAM,
-    ),
-    Route("POST", "/v1/images/{name}/push", "Takes layers to a registry.", PushBody, STREAM),
-    Route(
-        "POST", "/v1/images/{name}/pin", "Keeps it, whatever its names do.", answer=LayerManifest
-    ),
-    Route("DELETE", "/v1/images/{name}/pin", "Takes a pin back.", answer=LayerManifest),
-    Route(
-        "GET",
-        "/v1/images/{name}/verify",
-        "Returns what the last check of its bytes found, by whoever it was.",
-        answer=LayerCheck,
-    ),
-    Route(
-        "POST",
-        "/v1/images/{name}/verify",
-        "Reads its bytes again and compares them with its digests.",
-        answer=LayerCheck,
-        params=(Param("remove", FLAG, "1: damaged blobs go, so that they can be stored anew"),),
-    ),
-    Route(
-        "POST",
-        "/v1/store/verify",
-        "Reads all records of the store; says which are damaged, and what to do.",
-        answer=RecordsCheck,
-    ),
-    Route(
-        "POST",
-        "/v1/store/collect",
-        "Removes blobs that nothing needs; takes the store's grace period.",
-        answer=CollectReport,
-        params=(Param("dry_run", FLAG, "1: only says what would go, and why the rest stays"),),
-    ),
-    Route("POST", "/v1/images/{name}/debian", "Makes a base layer.", DebianBody, STREAM),
+    *IMAGE_ROUTES,
     *TRAJECTORY_ROUTES,
     Route(
         "GET",
