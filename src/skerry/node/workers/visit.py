@@ -133,7 +133,6 @@ class Answer:
         self.status = 0
         self.whole = False
         self._visit = visit
-        self._kept: list[h11.Event] = []
 
     @property
     def begun(self) -> bool:
