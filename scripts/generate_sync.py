@@ -113,6 +113,7 @@ from skerry.wire.http import Health, OpStatus, StreamEvent
 from skerry.wire.jobs import JobMoved, JobQueue
 from skerry.wire.network import NetworkView
 from skerry.wire.sessions import SessionInfo
+from skerry.wire.workers import WorkerInfo
 
 '''
 TAIL = '''
@@ -147,6 +148,10 @@ class Client:
     def usage(self, labels: dict[str, str] | None = None) -> NodeUsage:
         """Returns what every live sandbox with these labels uses, and what the host has left."""
         return self._portal.call(self._inner.usage(labels))
+
+    def workers(self) -> list[WorkerInfo]:
+        """Returns the node's workers, each with its state and its process id on the node's host."""
+        return self._portal.call(self._inner.workers())
 
     def drain(self, *, grace: float | None = None) -> DrainState:
         """The node takes no new sandboxes; what lives after `grace` seconds is stopped, None: never."""

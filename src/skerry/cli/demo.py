@@ -11,8 +11,10 @@ import click
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
 from skerry.cli.recorded import explain, jobs_option, show_summary, who
-from skerry.cli.rollout import default_concurrency, run
+from skerry.cli.rollout import default_concurrency, downloads, new_name, run
 from skerry.cli.shipped import all_tasks, task_paths
+from skerry.cli.words import plural
+from skerry.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from skerry.spec.rollout import RolloutRecord
@@ -27,6 +29,12 @@ EXPECTED = {"gold": (1.0, "passed"), "noop": (0.0, "failed"), "cheat": (0.0, "ta
 @click.option("--tasks", "tasks", multiple=True, metavar="TASK",
               help="Only these: ids or directories; repeatable.")  # fmt: skip
 @click.option("--concurrency", type=click.IntRange(1), help="Rollouts at a time [2 a core].")
+@click.option("--preempt", is_flag=True,
+              help="Kill the trainer again and again, and compare with an undisturbed run.")  # fmt: skip
+@click.option("--kills", type=click.IntRange(0, 1000), default=5, show_default=True,
+              help="Of the trainer, with --preempt.")  # fmt: skip
+@click.option("--worker-kills", type=click.IntRange(0, 1000),
+              help="Of the node's worker, with --preempt [2; 0 with --url].")  # fmt: skip
 @jobs_option
 @click.pass_obj
 def demo(
@@ -36,6 +44,9 @@ def demo(
     count: int,
     tasks: tuple[str, ...],
     concurrency: int | None,
+    preempt: bool,
+    kills: int,
+    worker_kills: int | None,
     jobs: str | None,
 ) -> int:
     """Run the main job on real bug-fix tasks with three scripted policies.
@@ -44,7 +55,21 @@ def demo(
     attacks the grading in several ways and must earn 0 as "tampered". The first run fetches the
     tasks' archives and builds the base image and the layers, which takes a few minutes. Exit status
     0 only if every reward is as it must be.
+
+    With --preempt agents in their sandboxes ask a scripted model, which a trainer process answers. That
+    process is killed at random moments, and so is the node's worker. A witness outside counts what
+    agents and trainers did; then the same runs undisturbed. Exit status 0 only if nothing was lost,
+    done twice or begun again, and both result tables are the same and as they must be.
     """
+    if preempt:
+        return preempted(
+            app,
+            tasks,
+            count=count,
+            concurrency=concurrency or default_concurrency(),
+            kills=(kills, worker_kills),
+            jobs=jobs,
+        )
     from skerry.cli.following import Wanted
     from skerry.worker import load_tasks
 
@@ -67,6 +92,41 @@ def demo(
     if not app.as_json:
         tell_what_next(app, summary.records, summary.path, good=not wrong)
     return 1 if wrong else 0
+
+
+def preempted(
+    app: App,
+    tasks: tuple[str, ...],
+    *,
+    count: int,
+    concurrency: int,
+    kills: tuple[int, int | None],
+    jobs: str | None,
+) -> int:
+    """Runs the demo of kills; returns its exit status."""
+    from skerry.cli.preempt.show import TASKS, Preemption
+    from skerry.worker import load_tasks
+
+    far = app.settings.url is not None and not app.settings.url.startswith("unix://")
+    worker_kills = (0 if far else 2) if kills[1] is None else kills[1]
+    if far and worker_kills:
+        raise InvalidRequest("--worker-kills: the node's workers are on another machine")
+    loaded = load_tasks(task_paths(tasks or TASKS))
+    app.note(
+        f"{plural(len(loaded), 'real bug')}; agents that fix, do nothing, cheat and err ask a model "
+        f"whose trainer is killed {kills[0]} times, and the worker {worker_kills} times"
+    )
+    name = new_name()
+    return Preemption(
+        app,
+        tasks=loaded,
+        count=count,
+        concurrency=concurrency,
+        kills=kills[0],
+        worker_kills=worker_kills,
+        downloads=downloads(),
+        jobs=jobs,
+    ).run((name, f"{name}-calm"))
 
 
 def unexpected(records: Sequence[RolloutRecord]) -> list[str]:

@@ -70,7 +70,7 @@ async def start(client: Client, name: str, wanted: Wanted, *, detached: bool) ->
             answers=wanted.answers,
         )
     except BaseException:
-        await _ended(job)
+        await ended(job)
         raise
     return job
 
@@ -84,7 +84,7 @@ async def run(
         async with job:
             summary = await follow(job, jobs_dir=jobs_dir, on_event=on_event, wanted=wanted)
     finally:
-        await _ended(job)
+        await ended(job)
     return summary
 
 
@@ -97,7 +97,7 @@ async def attach(client: Client, name: str, *, jobs_dir: Path, on_event: OnEvent
     return summary
 
 
-async def _ended(job: Job) -> None:
+async def ended(job: Job) -> None:
     """Ends a job, also when this is being cancelled; what cannot be ended now its lease ends."""
     ending = asyncio.ensure_future(job.end())
     try:

@@ -14,6 +14,7 @@ from skerry.sdk.trajectories import AsyncTrajectories
 from skerry.sdk.transport import Transport
 from skerry.wire.control import DrainBody, DrainState, NodeUsage
 from skerry.wire.http import Health
+from skerry.wire.workers import WorkerInfo
 
 
 class AsyncClient:
@@ -88,6 +89,10 @@ class AsyncClient:
         return await self._open().call(
             "GET", "/v1/usage", NodeUsage, repeatable=True, params=params
         )
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Returns the node's workers, each with its state and its process id on the node's host."""
+        return await self._open().call("GET", "/v1/workers", list[WorkerInfo], repeatable=True)
 
     async def drain(self, *, grace: float | None = None) -> DrainState:
         """The node takes no new sandboxes; what lives after `grace` seconds is stopped, None: never."""
