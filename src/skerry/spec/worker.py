@@ -49,7 +49,7 @@ class Scaffold(
     name: str = "scaffold"
     layers: tuple[str, ...] = ()  # toolkits, above those of the task
     env: dict[str, str] = {}
-    user: str | None = None  # None: root
+    user: str | None = None  # None: the task's (stages.agent.user)
     cwd: str | None = None  # None: the task's workdir
     port: int = 4321  # on loopback inside, of its model
 
