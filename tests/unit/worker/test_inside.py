@@ -275,3 +275,22 @@ def test_matchers_of_the_tests_may_equal_everything(tmp_path: Path) -> None:
     collector.check_equality()
     assert collector.forged == []
     assert sys.modules.pop("source") is module
+
+
+def test_what_only_says_to_be_a_class_stops_no_look_for_liars() -> None:
+    class Lying:
+        __slots__ = ("x",)  # so it has no __dict__, which every class has
+
+        @property
+        def __class__(self) -> Any:
+            return type
+
+    class Sentinel(type):  # as h11 has it: its classes are their own classes
+        def __new__(cls, name: str, bases: Any, namespace: Any) -> Any:
+            made = super().__new__(cls, name, bases, namespace)
+            made.__class__ = made  # type: ignore[assignment]
+            return made
+
+    made = (Lying(), Sentinel("DONE", (Sentinel,), {}))
+    assert all(isinstance(one, type) for one in made)
+    assert collect.equals_everything(lambda path: False) == ""

@@ -119,13 +119,19 @@ def instance_of(kind: Any) -> Any:
         raise ValueError("none") from None
 
 
+_namespace = type.__dict__["__dict__"].__get__
+_qualname = type.__dict__["__qualname__"].__get__
+
+
 def equals_everything(own: Callable[[str], bool]) -> str:
     """Returns the name of a class of the code under test whose objects equal whatever is asked.
 
     `own` says of the file of a function whether it belongs to that code.
     """
-    for kind in [found for found in gc.get_objects() if isinstance(found, type)]:
-        method = vars(kind).get("__eq__")
+    # Not by what they say of themselves: some only say that they are classes, and some classes do
+    # not show what is in them.
+    for kind in [found for found in gc.get_objects() if issubclass(type(found), type)]:
+        method = _namespace(kind).get("__eq__")
         if not callable(method) or isinstance(method, types.WrapperDescriptorType):
             continue
         if isinstance(method, types.FunctionType) and not own(method.__code__.co_filename):
@@ -137,7 +143,7 @@ def equals_everything(own: Callable[[str], bool]) -> str:
         for first, second in probes():
             with contextlib.suppress(Exception):
                 if bool(one == first) and bool(one == second):
-                    return kind.__qualname__
+                    return str(_qualname(kind))
     return ""
 
 
