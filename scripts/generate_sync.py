@@ -27,6 +27,7 @@ SOURCES = (
     "rollout_job",
     "jobs",
     "images",
+    "rollout",
     "trajectories",
     "client",
 )
@@ -44,6 +45,7 @@ CLASSES = {
     "AsyncImages": "Images",
     "AsyncTrajectories": "Trajectories",
     "AsyncModelRequest": "ModelRequest",
+    "AsyncRollout": "Rollout",
 }
 # In which file a base is.
 BASES = {"SandboxDisk": "disk", "SandboxNetwork": "network", "FileContents": "contents"}
@@ -68,6 +70,7 @@ from skerry.sdk import files as _files
 from skerry.sdk import images as _images
 from skerry.sdk import rollout_job as _rollout_job
 from skerry.sdk import jobs as _jobs
+from skerry.sdk import rollout as _rollout
 from skerry.sdk import sandbox as _sandbox
 from skerry.sdk import sandboxes as _sandboxes
 from skerry.sdk import session as _session
@@ -80,6 +83,7 @@ from skerry.sdk.jobs import OnProgress
 from skerry.sdk.options import SandboxOptions
 from skerry.sdk.patience import WAIT_S
 from skerry.sdk.portal import Portal, to_async
+from skerry.sdk.repeat.choices import Choice
 from skerry.sdk.running import Command
 from skerry.sdk.transfer import Progress, Transfer
 from skerry.spec.command import RunResult, Terminal
@@ -140,6 +144,20 @@ class Client:
 
     def __repr__(self) -> str:
         return repr(self._inner)
+
+    def rollout(
+        self, key: str, *, on_divergence: str = "stop", on_unknown: Choice = "wait"
+    ) -> Rollout:
+        """Returns the rollout of that key, to be entered: what is on record of it is not run again.
+
+        Where the harness asks for something else than is on record, "stop" raises Diverged, "branch"
+        goes on in a fresh sandbox with the nearest commit before. `on_unknown` is what is done about
+        an operation of which nobody can say whether it ran: "wait" joins one that still runs and else
+        raises OutcomeUnknown, "rerun" runs it again, "fail" raises at once; or a function that gets
+        the Event and returns one of these. InvalidRequest.
+        """
+        inner = self._inner.rollout(key, on_divergence=on_divergence, on_unknown=on_unknown)
+        return Rollout(self._portal, inner)
 
     def health(self) -> Health:
         """Returns the node's own view of itself."""
@@ -218,16 +236,44 @@ PREPARE = {
         "        self.sandboxes = Sandboxes(portal, inner.sandboxes)\n"
         "        self.images = Images(portal, inner.images)\n"
     ),
-    "Sandbox": (
-        "        self.id = inner.id\n"
-        "        self.created_as = inner.created_as\n"
-        "        self.files = Files(portal, inner.files)\n"
-    ),
+    "Rollout": "        self.key = inner.key\n",
+    "Sandbox": ("        self.files = Files(portal, inner.files)\n"),
 }
 EXTRA = {
+    "Rollout": """
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __enter__(self) -> Rollout:
+        self._portal.call(self._inner.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._portal.call(self._inner.__aexit__())
+""",
     "Sandbox": '''
     def __repr__(self) -> str:
         return repr(self._inner)
+
+    @property
+    def id(self) -> str:
+        """Its id; in a rollout it changes if the sandbox has to be rebuilt."""
+        return self._inner.id
+
+    @property
+    def created_as(self) -> SandboxInfo:
+        """What was known of it when it was made, or found."""
+        return self._inner.created_as
+
+    @property
+    def rebuilt(self) -> bool:
+        """Whether it was restored from a commit, in a rollout, because its sandbox was lost."""
+        return self._inner.rebuilt
+
+    @property
+    def branched(self) -> bool:
+        """Whether it began, in a rollout, where something else was asked for than was on record."""
+        return self._inner.branched
 
     def __enter__(self) -> Sandbox:
         return self

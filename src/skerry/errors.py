@@ -6,7 +6,8 @@
     │   ├── Unauthorized          no valid token
     │   ├── RegistryDenied        a registry wants other credentials for an image
     │   ├── NotFound              no such sandbox, operation, image, file
-    │   └── Conflict              the thing exists already, or its state forbids the call
+    │   ├── Conflict              the thing exists already, or its state forbids the call
+    │   └── Diverged              a rollout that is run again asks for something else (fields: ordinal)
     ├── SandboxError              what runs inside, or the image, is at fault
     │   ├── SandboxFailed         it did not start, or died
     │   ├── FileRefused           a file operation was refused inside (fields: errno, path)
@@ -19,6 +20,7 @@
     │   ├── Unavailable           node, launcher or backend cannot be reached or used
     │   ├── StorageFailed         disk full, store unreachable
     │   ├── LayerDamaged          what a store holds of a layer is not what its digest says
+    │   ├── ContentDropped        a recorded answer is needed whose content was too long to be kept
     │   └── OutcomeUnknown        the operation may or may not have run; it is never re-run silently
     └── Bug                       an invariant of Skerry does not hold
 
@@ -95,6 +97,17 @@ class Conflict(CallerError):
     """The thing exists already, or its state forbids the call."""
 
     code = "conflict"
+    http_status = 409
+
+
+class Diverged(CallerError):
+    """A rollout that is run again asks for something else than it did when it was recorded.
+
+    Fields: `sandbox`, `ordinal` (of the operation, from 0), `recorded` and `asked`, each with `action`
+    and `request`. The message shows both.
+    """
+
+    code = "diverged"
     http_status = 409
 
 
@@ -191,6 +204,17 @@ class LayerDamaged(PlatformError):
     code = "layer_damaged"
 
 
+class ContentDropped(PlatformError):
+    """A recorded answer cannot be given again: its content was too long for the record.
+
+    The message says what to do; fields: `bytes`, `sha256`.
+    """
+
+    code = "content_dropped"
+    http_status = 410
+    retryable = False
+
+
 class OutcomeUnknown(PlatformError):
     """The instance or its host was lost while the operation ran: it may have had effects."""
 
@@ -215,6 +239,7 @@ BY_CODE: dict[str, type[SkerryError]] = {
         RegistryDenied,
         NotFound,
         Conflict,
+        Diverged,
         SandboxError,
         SandboxFailed,
         FileRefused,
@@ -227,6 +252,7 @@ BY_CODE: dict[str, type[SkerryError]] = {
         Unavailable,
         StorageFailed,
         LayerDamaged,
+        ContentDropped,
         OutcomeUnknown,
         Bug,
     )

@@ -9,6 +9,8 @@ from skerry.errors import InvalidRequest, Unavailable
 from skerry.sdk.embedded import RUN_DIR, STATE_DIR, OwnerConnection, find_or_start
 from skerry.sdk.images import AsyncImages
 from skerry.sdk.jobs import AsyncJobs
+from skerry.sdk.repeat.choices import Choice
+from skerry.sdk.rollout import AsyncRollout
 from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.trajectories import AsyncTrajectories
 from skerry.sdk.transport import Transport
@@ -78,6 +80,19 @@ class AsyncClient:
 
     def __repr__(self) -> str:
         return f"<Client of {self._url or self._run_dir}>"
+
+    def rollout(
+        self, key: str, *, on_divergence: str = "stop", on_unknown: Choice = "wait"
+    ) -> AsyncRollout:
+        """Returns the rollout of that key, to be entered: what is on record of it is not run again.
+
+        Where the harness asks for something else than is on record, "stop" raises Diverged, "branch"
+        goes on in a fresh sandbox with the nearest commit before. `on_unknown` is what is done about
+        an operation of which nobody can say whether it ran: "wait" joins one that still runs and else
+        raises OutcomeUnknown, "rerun" runs it again, "fail" raises at once; or a function that gets
+        the Event and returns one of these. InvalidRequest.
+        """
+        return AsyncRollout(self._open(), key, on_divergence, on_unknown)
 
     async def health(self) -> Health:
         """Returns the node's own view of itself."""

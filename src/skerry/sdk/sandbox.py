@@ -17,6 +17,7 @@ from skerry.sdk.disk import SandboxDisk
 from skerry.sdk.files import AsyncFiles
 from skerry.sdk.network import SandboxNetwork
 from skerry.sdk.patience import WAIT_S
+from skerry.sdk.plainly import Identity
 from skerry.sdk.running import Command, Runner, command_of
 from skerry.sdk.session import AsyncSession
 from skerry.sdk.stream import LiveCommand
@@ -36,14 +37,13 @@ from skerry.wire.http import (
 from skerry.wire.sessions import SessionCreate, SessionInfo
 
 
-class AsyncSandbox(SandboxDisk, SandboxNetwork):
+class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
     """A sandbox on a node. As an async context manager it is destroyed at the end of the block."""
 
     def __init__(self, transport: Transport, info: SandboxInfo) -> None:
-        super().__init__(transport, f"/v1/sandboxes/{info.id}")
+        SandboxDisk.__init__(self, transport, f"/v1/sandboxes/{info.id}")
+        Identity.__init__(self, info)
         self._runner = Runner(transport, self._root)
-        self.id = info.id
-        self.created_as = info
         self.files = AsyncFiles(transport, info.id)
 
     def __repr__(self) -> str:
@@ -201,7 +201,7 @@ class AsyncSandbox(SandboxDisk, SandboxNetwork):
         directory or user), Conflict (the name is taken), Overloaded (too many sessions).
         """
         body = SessionCreate(
-            id=name or secrets.token_hex(8), shell=shell, cwd=cwd, env=env or {}, user=user
+            id=name or self._transport.new_name(), shell=shell, cwd=cwd, env=env or {}, user=user
         )
         body.spec().check()
         path = f"{self._root}/sessions"
@@ -392,7 +392,7 @@ class AsyncSandbox(SandboxDisk, SandboxNetwork):
             priority=priority,
         )
         infos = await commits.fork(self._transport, self._root, typed(body), wait, undo=key is None)
-        return [AsyncSandbox(self._transport, info) for info in infos]
+        return [AsyncSandbox(self._transport.member(info), info) for info in infos]
 
     async def destroy(self) -> None:
         """Leaves nothing of it behind; may be called twice."""

@@ -13,8 +13,9 @@ import msgspec
 from skerry.errors import NotFound, Overloaded, SkerryError
 from skerry.sdk.batch import BatchEvents
 from skerry.sdk.commits import AsyncCommitHandle
+from skerry.sdk.making import create_as
 from skerry.sdk.options import SandboxOptions, spec_of
-from skerry.sdk.patience import SERVER_WAIT_S, WAIT_S, Patience
+from skerry.sdk.patience import WAIT_S, Patience
 from skerry.sdk.running import CANCEL_WITHIN_S
 from skerry.sdk.sandbox import AsyncSandbox
 from skerry.sdk.transport import Transport
@@ -51,7 +52,7 @@ class AsyncSandboxes:
         """
         spec = self._of_job(spec_of(backend, key=key or secrets.token_hex(16), **options))
         try:
-            info = await self._create(spec, Patience(wait))
+            info = await create_as(self._transport, spec, Patience(wait))
         except asyncio.CancelledError:
             if key is None:  # nobody could ever find it
                 await self._undo_quietly(spec)
@@ -75,21 +76,6 @@ class AsyncSandboxes:
         """
         options["restore"] = name
         return await self.create(backend, key=key, wait=wait, **options)
-
-    async def _create(self, spec: SandboxSpec, patience: Patience) -> SandboxInfo:
-        while True:
-            seconds = min(patience.left(), SERVER_WAIT_S)
-            try:
-                return await self._transport.call(
-                    "POST",
-                    "/v1/sandboxes",
-                    SandboxInfo,
-                    body=spec,
-                    repeatable=True,
-                    params={"wait": f"{seconds:.3f}"} if seconds else None,
-                )
-            except Overloaded as error:
-                await patience.again(error)
 
     async def _undo_quietly(self, spec: SandboxSpec) -> None:
         with contextlib.suppress(SkerryError, TimeoutError):

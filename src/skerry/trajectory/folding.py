@@ -157,7 +157,8 @@ def _failure(ending: dict[str, Any]) -> dict[str, Any]:
 
 
 def _other(data: dict[str, Any], _last: dict[str, Any], kind: str) -> Draft:
-    return Draft(action=kind[:40], request=_request(data))
+    whole = {name: value for name, value in data.items() if name != "type"}  # its tag
+    return Draft(action=kind[:40], request=_request(whole))
 
 
 _DRAFTS: Final[dict[str, Callable[[dict[str, Any], dict[str, Any], str], Draft]]] = {
@@ -176,8 +177,8 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _request(value: Any) -> dict[str, Any]:
-    """Returns a part of a record as plain JSON, without the name of its type."""
-    found: dict[str, Any] = plain({k: v for k, v in _mapping(value).items() if k != "type"})
+    """Returns a part of a record as plain JSON."""
+    found: dict[str, Any] = plain(_mapping(value))
     return found
 
 

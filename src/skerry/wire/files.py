@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from skerry.spec.files import FileInfo, WatchEvent
+from skerry.spec.files import Change, FileInfo, WatchEvent
 from skerry.wire.http import ErrorBody
 
 FILES_STREAM = "application/x-skerry-files"
@@ -119,3 +119,11 @@ def event_from_wire(event: WatchEvent) -> WatchEvent:
     path = event.path if event.raw_path is None else os.fsdecode(event.raw_path)
     source = event.source if event.raw_source is None else os.fsdecode(event.raw_source)
     return msgspec.structs.replace(event, path=path, source=source, raw_path=None, raw_source=None)
+
+
+def change_to_wire(change: Change) -> Change:
+    """Returns the change with U+FFFD in its names for what is no UTF-8."""
+    if change.path.isascii() and (change.target is None or change.target.isascii()):
+        return change
+    target = None if change.target is None else wire_name(change.target)[0]
+    return msgspec.structs.replace(change, path=wire_name(change.path)[0], target=target)

@@ -48,7 +48,9 @@ class Command(Protocol):
 class Sandbox(Protocol):
     """A running sandbox."""
 
-    id: str
+    @property
+    def id(self) -> str:
+        """Its id."""
 
     @property
     def files(self) -> Files:

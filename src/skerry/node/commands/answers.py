@@ -17,6 +17,7 @@ from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.trajectory.journal import Position
+from skerry.wire.asked import of_command
 from skerry.wire.http import ErrorBody
 
 log = logging.getLogger("skerry.node")
@@ -65,7 +66,7 @@ class Answers:
             op.handle,
             op.agent_op,
             op.fingerprint,
-            command.on_record(op.spec),
+            of_command(op.spec),
             op.started,
             op.input.size if isinstance(op.input, SpooledInput) else 0,
             op.seq,

@@ -20,7 +20,6 @@ START_BYTES_MAX = START_MORE_MAX + 65_000  # of a START's fields, with room for 
 LINE_BYTES_MAX = 120_000  # a longer shell line is a script: the kernel takes 128 KiB in one word
 _RUN_SCRIPT = ". /proc/self/fd/3"
 _CLOSE_SCRIPT = b"exec 3<&-; "  # on the first line, so that lines keep their numbers
-SCRIPT_KEPT = 4096  # characters of a session's script in the journal
 PROGRAM_SHOWN = 1000  # characters of a missing program in a start error
 _NO_USER = (None, 0, ENOENT, EINVAL)  # the agent's words for a name it cannot find
 _FIELD = 5  # bytes of tag and length before each field
@@ -73,13 +72,6 @@ def fingerprint(spec: CommandSpec) -> bytes:
 def without_stdin(spec: CommandSpec) -> CommandSpec:
     """Returns the command without its input, which is empty then: it is kept elsewhere."""
     return msgspec.structs.replace(spec, stdin=b"")
-
-
-def on_record(spec: CommandSpec) -> CommandSpec:
-    """Returns the command as the journal keeps it: a long script of a session is not sent again."""
-    if spec.session is None or len(spec.shell or "") <= SCRIPT_KEPT:
-        return spec
-    return msgspec.structs.replace(spec, shell=(spec.shell or "")[:SCRIPT_KEPT])
 
 
 def text(spec: CommandSpec) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -17,9 +16,14 @@ from skerry.node.life.commits import Commit
 from skerry.node.node import Node
 from skerry.node.server.bodies import COMMIT, FILE_OP
 from skerry.node.server.exchange import Exchange
-from skerry.spec.files import Change
 from skerry.spec.layers import LayerManifest
-from skerry.wire.files import FILES_STREAM, FileEvent, event_to_wire, info_to_wire
+from skerry.wire.files import (
+    FILES_STREAM,
+    FileEvent,
+    change_to_wire,
+    event_to_wire,
+    info_to_wire,
+)
 from skerry.wire.http import ErrorBody
 from skerry.wire.pieces import END, PIECES, failed, head_of
 
@@ -168,7 +172,7 @@ async def diff(node: Node, exchange: Exchange) -> None:
     exchange.allow("op")
     sandbox = node.sandboxes.get(exchange.path("id"))
     body = await node.files.diff(sandbox, op=exchange.param("op"))
-    changes = tuple(_printable_change(change) for change in body.changes)
+    changes = tuple(map(change_to_wire, body.changes))
     await exchange.reply(msgspec.structs.replace(body, changes=changes))
 
 
@@ -268,14 +272,3 @@ def _mode(exchange: Exchange) -> int | None:
     if not 1 <= len(digits) <= 5 or set(digits) - set("01234567"):
         raise InvalidRequest(f"query: mode={text[:40]!r} is not octal")
     return int(digits, 8)
-
-
-def _printable_change(change: Change) -> Change:
-    if change.path.isascii() and (change.target is None or change.target.isascii()):
-        return change
-    target = None if change.target is None else _text(change.target)
-    return msgspec.structs.replace(change, path=_text(change.path), target=target)
-
-
-def _text(name: str) -> str:
-    return os.fsencode(name).decode("utf-8", "replace")

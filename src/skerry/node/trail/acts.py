@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -43,10 +42,10 @@ from skerry.node.life.sandbox import Acting, Sandbox
 from skerry.node.trail.intake import Intake
 from skerry.node.trail.levels import Levels
 from skerry.spec import ids
-from skerry.spec.limits import PATH_BYTES_MAX
 from skerry.spec.sandbox import State
 from skerry.trajectory.contents import Contents
 from skerry.trajectory.journal import Position
+from skerry.wire.asked import NOTHING_CHANGED
 from skerry.wire.http import ErrorBody
 
 log = logging.getLogger("skerry.node")
@@ -157,8 +156,7 @@ class Trail:
             raise
         except Exception:
             if act.whole:
-                text = "the client left before all had come: nothing was changed"
-                self._end(sandbox, act, Unavailable(text), remember=False)
+                self._end(sandbox, act, Unavailable(NOTHING_CHANGED), remember=False)
             else:
                 self._end(sandbox, act, OutcomeUnknown("it was broken off"))
             raise
@@ -306,18 +304,6 @@ def _is_same(known: ledger.Did, asked: ledger.Did) -> bool:
 def plain(value: Any) -> Any:
     """Returns a message as a record holds it: dicts, lists and scalars, bytes as they are."""
     return msgspec.to_builtins(value, builtin_types=(bytes,))
-
-
-def named(path: str) -> str | bytes:
-    """Returns a name of a file as it stands in a record: its bytes if they are no UTF-8.
-
-    One that is longer than a name may be is refused by what acts; of it, the beginning stands.
-    """
-    raw = os.fsencode(path)[:PATH_BYTES_MAX]
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw
 
 
 def _plain(request: Mapping[str, Any]) -> dict[str, Any]:

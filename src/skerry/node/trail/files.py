@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from skerry.node.disk import Disk
 from skerry.node.files import Files
 from skerry.node.life.sandbox import Sandbox
-from skerry.node.trail.acts import Act, Trail, named, plain
+from skerry.node.trail.acts import Act, Trail, plain
 from skerry.node.trail.intake import Intake
-from skerry.spec.files import FileInfo, TreeUsage, WatchEvent
-from skerry.wire.files import FileOp, info_to_wire
+from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
+from skerry.wire.asked import LOOKS, TYPES_MAX, named, of_op, of_path
+from skerry.wire.files import FileOp, change_to_wire, info_to_wire
 from skerry.wire.http import DiffBody
 
-WORD_MAX: Final = 256  # of a user's name in a record; nobody has a longer one
-LOOKS: Final = frozenset({"stat", "exists", "list"})
 _json = msgspec.json.Encoder().encode
 
 
@@ -48,7 +47,7 @@ class RecordedFiles:
         op: str | None = None,
     ) -> AsyncGenerator[bytes]:
         """Gives a file's content; see `Files.read`."""
-        request = _request(
+        request = of_path(
             path,
             user,
             offset=offset or None,
@@ -66,7 +65,7 @@ class RecordedFiles:
     ) -> AsyncGenerator[bytes]:
         """Gives a directory's content, or one file, as a pax tar."""
         pieces = self._files.tree_get(sandbox, path, user)
-        request = _request(path, user)
+        request = of_path(path, user)
         async with aclosing(self._give(sandbox, "tree.get", request, pieces, op)) as given:
             async for piece in given:
                 yield piece
@@ -96,7 +95,7 @@ class RecordedFiles:
         op: str | None = None,
     ) -> dict[str, Any]:
         """Writes a file as a whole; returns its FileInfo as it is sent."""
-        request = _request(
+        request = of_path(
             path,
             user,
             mode=mode,
@@ -135,7 +134,7 @@ class RecordedFiles:
         op: str | None = None,
     ) -> dict[str, Any]:
         """Writes over what is there from `offset` on, in place."""
-        request = _request(path, user, offset=offset, parents=parents)
+        request = of_path(path, user, offset=offset, parents=parents)
         async with self._trail.act(sandbox, "file.put", request, op=op, changes=True) as act:
             if act.known is not None:
                 return await _same(act, content)
@@ -155,7 +154,7 @@ class RecordedFiles:
         op: str | None = None,
     ) -> dict[str, Any]:
         """Unpacks a tar beneath a directory; returns {}."""
-        request = _request(path, user)
+        request = of_path(path, user)
         async with self._trail.act(sandbox, "tree.put", request, op=op, changes=True) as act:
             if act.known is not None:
                 return await _same(act, content)
@@ -175,7 +174,7 @@ class RecordedFiles:
         op: str | None = None,
     ) -> AsyncGenerator[list[FileInfo]]:
         """Gives what is below a directory, some entries at a time."""
-        request = _request(path, user, depth=depth, types=types[:64], glob=named(glob))
+        request = of_path(path, user, depth=depth, types=types[:TYPES_MAX], glob=named(glob))
         async with self._trail.act(sandbox, "file.walk", request, op=op) as act:
             intake, count = act.intake(), 0
             found = self._files.walk(sandbox, path, user, depth=depth, types=types, glob=glob)
@@ -196,7 +195,7 @@ class RecordedFiles:
         self, sandbox: Sandbox, path: str, user: str | None, *, op: str | None = None
     ) -> TreeUsage:
         """Returns what a tree takes up."""
-        async with self._trail.act(sandbox, "file.usage", _request(path, user), op=op) as act:
+        async with self._trail.act(sandbox, "file.usage", of_path(path, user), op=op) as act:
             found = await self._files.usage(sandbox, path, user)
             act.result = plain(found)
             return found
@@ -206,7 +205,7 @@ class RecordedFiles:
     ) -> list[dict[str, Any]]:
         """Does one operation on names; returns what was found, as it is sent."""
         looks = what.op in LOOKS
-        request = _asked(what)
+        request = of_op(what)
         action = f"file.{what.op[:40]}"
         async with self._trail.act(sandbox, action, request, op=op, changes=not looks) as act:
             if act.known is not None:
@@ -223,9 +222,7 @@ class RecordedFiles:
         """Returns what differs from the layers, by path."""
         async with self._trail.act(sandbox, "disk.diff", {}, op=op) as act:
             body = await self._disk.diff(sandbox)
-            lines = b"".join(
-                _json({"path": named(one.path), "kind": one.kind}) + b"\n" for one in body.changes
-            )
+            lines = b"".join(_json(_change(one)) + b"\n" for one in body.changes)
             act.result = {
                 "count": len(body.changes),
                 "changes": await act.keep(lines),
@@ -255,30 +252,11 @@ class RecordedFiles:
             yield held
 
 
-def _request(path: str, user: str | None, **more: Any) -> dict[str, Any]:
-    """Returns a request without what is not given."""
-    kept = {name: value for name, value in more.items() if _given(value)}
-    who = {} if user is None else {"user": user[:WORD_MAX]}
-    return {"path": named(path), **who, **kept}
-
-
-def _given(value: Any) -> bool:
-    return value is not None and value is not False and value != ""
-
-
-def _asked(what: FileOp) -> dict[str, Any]:
-    path, to = what.names()
-    fields = {
-        name: getattr(what, name)
-        for name in what.__struct_fields__
-        if name not in {"op", "path", "to", "path_bytes", "to_bytes"}
-    }
-    kept = {
-        name: value[:WORD_MAX] if isinstance(value, str) else value
-        for name, value in fields.items()
-        if _given(value)
-    }
-    return {"path": named(path), **({} if to is None else {"to": named(to)}), **kept}
+def _change(change: Change) -> dict[str, Any]:
+    """Returns a change as it is sent, and the bytes of its path if that is no UTF-8."""
+    found: dict[str, Any] = plain(change_to_wire(change))
+    path = named(change.path)
+    return found if isinstance(path, str) else found | {"path_bytes": path}
 
 
 async def _written(act: Act, intake: Intake, info: FileInfo | None) -> dict[str, Any]:

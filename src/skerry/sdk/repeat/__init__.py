@@ -1,0 +1,1 @@
+"""Rollouts that are run again: recorded answers first, then the node goes on where it was."""
