@@ -12,7 +12,7 @@ from skerry.spec.sandbox import SandboxSpec, State
 from skerry.trajectory.index import encode_index, index_of
 from skerry.trajectory.journal import Journal
 from skerry.trajectory.segment import read_segment, segment_numbers
-from skerry.trajectory.sources import BLOBS, Shelf, index_key, segment_key
+from skerry.trajectory.store import BLOBS, Shelf, index_key, segment_key
 from skerry.wire.http import ErrorBody
 
 NODE = "aaaaa"

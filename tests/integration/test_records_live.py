@@ -59,7 +59,7 @@ class Place:
             for digest in index.blobs:
                 blob = (self.store / "blobs" / digest).read_bytes()
                 assert hashlib.sha256(blob).hexdigest() == digest
-            found += [one.record for one in Scan(index.number, data, 1 << 20)]
+            found += [one.record for one in Scan(index.number, data)]
         return found
 
     async def settled(self) -> None:

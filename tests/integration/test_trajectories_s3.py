@@ -19,7 +19,7 @@ from skerry.trajectory.archive import Archive, Wanted
 from skerry.trajectory.checking import check_log, check_sandbox
 from skerry.trajectory.index import encode_index, index_of
 from skerry.trajectory.segment import read_segment, segment_numbers
-from skerry.trajectory.sources import BLOBS, index_key, segment_key
+from skerry.trajectory.store import BLOBS, index_key, segment_key
 from trajectory_stories import NODE, Story
 
 

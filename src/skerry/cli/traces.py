@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skerry.aio import Client
     from skerry.spec.trajectory import Event, TrajectoryCheck, TrajectoryInfo
     from skerry.trajectory.archive import Archive
-    from skerry.trajectory.sources import Shelf
+    from skerry.trajectory.store import Shelf
 
 PAGE = 1000
 ANSWERS_WITHIN_S = 5.0

@@ -48,8 +48,8 @@ from skerry.node.trajectories import Trajectories
 from skerry.node.workers.uplinks import Uplinks
 from skerry.node.workers.workers import Workers
 from skerry.trajectory.archive import Archive
-from skerry.trajectory.shipping import Store
 from skerry.trajectory.sources import Directory, Late
+from skerry.trajectory.store import Store
 
 log = logging.getLogger("skerry.node")
 

@@ -23,7 +23,8 @@ from skerry.spec.trajectory import (
 from skerry.trajectory.blobs import Blobs
 from skerry.trajectory.reading import Log
 from skerry.trajectory.sightings import Seen
-from skerry.trajectory.sources import Both, Directory, Shelf, Shipped, Source, nodes_in
+from skerry.trajectory.sources import Both, Directory, Shipped, Source, nodes_in
+from skerry.trajectory.store import Shelf
 
 LOGS_KEPT: Final = 4  # of other nodes
 NODES_FRESH_S: Final = 30.0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from skerry.errors import InvalidRequest, LayerDamaged, NotFound, StorageFailed
-from skerry.trajectory.sources import BLOBS, Shelf
+from skerry.trajectory.store import BLOBS, Shelf
 
 PIECE_BYTES: Final = 1 << 20
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")

@@ -1,11 +1,9 @@
 """The index of a segment: what it holds of whom, so that a reader opens only what it needs.
 
-    trajectories/NODE/0000000007.seg   the segment's bytes without the zeros at its end
-    trajectories/NODE/0000000007.idx   msgpack of `SegmentIndex`
-
-It is the segment's anchor too: `sha256` is that of the shipped bytes, `head` the hash of the last
-record, which the header of the next segment names. Who changes a node's own copy has not changed
-this one (decision 40).
+It lies beside the segment in the store (trajectory/store.py), as msgpack of `SegmentIndex`, and is the
+segment's anchor too: `sha256` is that of the shipped bytes, `head` the hash of the last record, which
+the header of the next segment names. Who changes a node's own copy has not changed this one
+(decision 40).
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import msgspec
 
 from skerry.trajectory.contents import blobs_in
 from skerry.trajectory.segment import FORGOTTEN, HEADER_BYTES, NO_HASH, Found, Scan, decode_header
-from skerry.trajectory.verify import REACH_BYTES
 
 INDEX_VERSION: Final = 1
 RECORDS_AT_ONCE: Final = 64
@@ -73,7 +70,7 @@ def index_of(
     `pause` is called now and then: a thread beside a busy one gives way there.
     """
     header = decode_header(data)
-    scan = Scan(number, data, REACH_BYTES)
+    scan = Scan(number, data)
     subjects: dict[str, Mention] = {}
     blobs: dict[str, None] = {}
     records = last_seq = from_ns = to_ns = 0

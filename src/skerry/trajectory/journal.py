@@ -37,7 +37,7 @@ from skerry.trajectory.segment import (
 )
 from skerry.trajectory.segments import Segments
 from skerry.trajectory.table import OFFSET_BITS, OFFSET_MASK, Chain, Position, Segment, place_of
-from skerry.trajectory.verify import Examination, examine, verify
+from skerry.trajectory.verify import Examination, examine
 
 SEGMENT_BYTES: Final = 32 * 1024 * 1024
 SEGMENTS_KEPT: Final = 4  # nothing is carried over while there are no more
@@ -391,4 +391,4 @@ class Journal:
         self._shrink()
 
 
-__all__ = ["FORGOTTEN", "Journal", "Position", "Problem", "Record", "verify"]
+__all__ = ["FORGOTTEN", "Journal", "Position", "Problem", "Record"]

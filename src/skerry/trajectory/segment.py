@@ -47,6 +47,7 @@ HEADER_BYTES: Final = 64
 HASH_BYTES: Final = 16
 NO_HASH: Final = bytes(HASH_BYTES)
 RECORD_HEAD_BYTES: Final = 8
+REACH_BYTES: Final = 8 << 20  # how far behind damage a record is looked for
 SPARE: Final = "next.seg.new"  # the file of the segment to come
 FORGOTTEN: Final = "forgotten"  # kind of the record after which a subject has no life
 
@@ -241,16 +242,15 @@ class Scan:
     """All valid records of one segment's bytes, and what was found between them.
 
     Iterate once; `end` and `problems` hold afterwards: `end` is the offset behind the last valid
-    record. Bytes that are no record are skipped if a valid record lies within `reach` behind them
+    record. Bytes that are no record are skipped if a valid record lies within REACH_BYTES behind them
     (damage), else they are a torn tail.
     """
 
-    def __init__(self, number: int, data: bytes, reach: int) -> None:
+    def __init__(self, number: int, data: bytes) -> None:
         self.number = number
         self.problems: list[Problem] = []
         self.end = HEADER_BYTES
         self._data = data
-        self._reach = reach
         self._used = len(data.rstrip(b"\0"))  # a record may end with zeros: only a hint
 
     def __iter__(self) -> Iterator[Found]:
@@ -268,7 +268,7 @@ class Scan:
         """Returns the next valid record behind bytes that are none, and notes the problem."""
         view = memoryview(self._data)
         mark = self._data.find(b"\x96", at + RECORD_HEAD_BYTES + 1)
-        while 0 <= mark < min(at + self._reach, self._used):
+        while 0 <= mark < min(at + REACH_BYTES, self._used):
             found = parse_record(view, mark - RECORD_HEAD_BYTES)
             if found is not None:
                 detail = f"{found.offset - at} bytes are no record"

@@ -1,10 +1,7 @@
 """Ships sealed segments, and the contents that they name, to a store that outlives the node.
 
-    STORE/trajectories/NODE/0000000007.seg          bytes of the segment without the zeros at its end
-    STORE/trajectories/NODE/0000000007.idx          what is in it (trajectory/index.py)
-    STORE/trajectories/NODE/0000000008.tail/OFFSET  bytes of an open segment from that offset on
-    STORE/trajectories/blobs/SHA256                 a content, once for all nodes
-    STATE/trajectory/shipped                        how far this has come (`Progress`, msgpack)
+    STORE/trajectories/         segments, indices, tails and contents (trajectory/store.py)
+    STATE/trajectory/shipped    how far this has come (`Progress`, msgpack)
 
 A reader begins with an .idx: when it is there, so are the segment and its blobs. Tails are there only
 of segments to which somebody at the level `shared` has written; they may overlap, and are removed once
@@ -21,8 +18,8 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -36,53 +33,21 @@ from skerry.trajectory.index import (
     encode_index,
     index_of,
 )
-from skerry.trajectory.segment import NO_HASH, decode_header, segment_path
+from skerry.trajectory.segment import HEADER_BYTES, NO_HASH, decode_header, segment_path
+from skerry.trajectory.store import (
+    BLOBS,
+    TRAJECTORIES,
+    Store,
+    index_key,
+    node_prefix,
+    segment_key,
+    tail_key,
+    tail_prefix,
+)
 
-TRAJECTORIES: Final = "trajectories/"
-BLOBS: Final = TRAJECTORIES + "blobs/"
 DAY_S: Final = 86_400.0
 GIVE_WAY_S: Final = 0.0005
 PIECE_BYTES: Final = 1 << 20
-
-
-class Seen(Protocol):
-    """What a store knows of an object."""
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-
-    @property
-    def modified(self) -> float:
-        """When they were written."""
-
-
-class Store(Protocol):
-    """What is needed of a store of whole objects; `skerry.images.objects.api` says what holds."""
-
-    def put_file(self, key: str, path: str) -> bool:
-        """Stores a local file's bytes; False, changing nothing, if the key is there."""
-
-    def put_bytes(self, key: str, data: bytes, *, replace: bool) -> bool:
-        """Stores bytes; False, changing nothing, if the key is there and not `replace`."""
-
-    def get(self, key: str, max_bytes: int) -> bytes | None:
-        """Returns a small object, or None."""
-
-    def read(self, key: str, offset: int, length: int) -> bytes:
-        """Returns a part of an object."""
-
-    def stat(self, key: str) -> Seen | None:
-        """Returns what is known of an object, or None."""
-
-    def list(self, prefix: str) -> Iterator[tuple[str, Seen]]:
-        """Gives the objects below a prefix."""
-
-    def delete(self, key: str) -> None:
-        """Removes an object, if it is there."""
-
-    def local_path(self, key: str) -> str | None:
-        """Returns the path of the object's file; None if the store has no files."""
 
 
 class Refused(StorageFailed):
@@ -124,7 +89,6 @@ class Shipper:
         self._store, self._journal, self._contents = store, journal, contents
         self._node = node
         self._path = progress
-        self._place = f"{TRAJECTORIES}{node}/"
         self._tails = threading.Lock()
         self.through = 0  # up to here segments are in the store, or lost
         self.bytes = 0  # shipped by this process
@@ -160,22 +124,23 @@ class Shipper:
         `blobs` are the contents that may be named in it. Raises StorageFailed, and Refused for good.
         """
         path = segment_path(self._journal, number)
-        data = _head(path, end)
+        data = _read(path, 0, end)
         index = index_of(self._node, number, data, pause=_give_way)
         refreshed = self._ship_blobs(set(blobs) | set(index.blobs))
         try:
             os.truncate(path, end)
         except OSError as error:
             raise StorageFailed(f"cannot shorten {path}: {error.strerror}") from error
-        name = f"{self._place}{number:010d}"
-        if not self._store().put_file(f"{name}.seg", path):
-            self._check_same(f"{name}.seg", index)
-        self._store().put_bytes(f"{name}.idx", encode_index(index), replace=False)
+        key = segment_key(self._node, number)
+        if not self._store().put_file(key, path):
+            self._check_same(key, index)
+        key = index_key(self._node, number)
+        self._store().put_bytes(key, encode_index(index), replace=False)
         # Whoever prunes may have taken an old blob away before he could see the index.
         self._ship_blobs(refreshed)
         with self._tails:
             self.through = number
-        for key, _ in list(self._store().list(f"{name}.tail/")):
+        for key, _ in list(self._store().list(tail_prefix(self._node, number))):
             self._store().delete(key)
         self.bytes += end
 
@@ -200,7 +165,7 @@ class Shipper:
                 continue
             seen = self._store().stat(key)
             if seen is None or now - seen.modified > DAY_S:
-                self._store().put_bytes(key, _head(path, -1), replace=True)
+                self._store().put_bytes(key, _read(path, 0), replace=True)
                 refreshed.add(digest)
         return refreshed
 
@@ -223,13 +188,13 @@ class Shipper:
                 subjects={},
                 gap=lost.reason,
             )
-            key = f"{self._place}{lost.number:010d}.idx"
+            key = index_key(self._node, lost.number)
             self._store().put_bytes(key, encode_index(index), replace=False)
         return Progress(progress.through)
 
     def lose(self, progress: Progress, number: int, reason: str) -> Progress:
         """Returns the progress after giving a segment up."""
-        header = decode_header(_head(segment_path(self._journal, number), 64))
+        header = decode_header(_read(segment_path(self._journal, number), 0, HEADER_BYTES))
         first_seq, from_ns = (header.first_seq, header.time_ns) if header is not None else (0, 0)
         lost = (*progress.lost, Lost(number, first_seq, from_ns, reason))
         return Progress(number, lost)
@@ -239,8 +204,8 @@ class Shipper:
     def ship_tail(self, number: int, start: int, end: int, blobs: list[str]) -> None:
         """The bytes of an open segment from `start` to `end`, and these blobs, are in the store."""
         self._ship_blobs(set(blobs))
-        data = _part(segment_path(self._journal, number), start, end)
-        key = f"{self._place}{number:010d}.tail/{start:010d}"
+        data = _read(segment_path(self._journal, number), start, end)
+        key = tail_key(self._node, number, start)
         with self._tails:
             if number > self.through:
                 self._store().put_bytes(key, data, replace=True)
@@ -263,7 +228,7 @@ class Shipper:
                 if data is not None:
                     raise StorageFailed(f"{key} cannot be read: no content is removed")
                 continue
-            if key.startswith(self._place) and now - index.to_ns / 1e9 > keep_s:
+            if key.startswith(node_prefix(self._node)) and now - index.to_ns / 1e9 > keep_s:
                 self._store().delete(key)  # first: who finds it must find the rest
                 self._store().delete(key.removesuffix(".idx") + ".seg")
                 gone += 1
@@ -283,20 +248,10 @@ def _give_way() -> None:
     time.sleep(GIVE_WAY_S)
 
 
-def _head(path: str, size: int) -> bytes:
+def _read(path: str, start: int, end: int | None = None) -> bytes:
     try:
         with open(path, "rb") as file:
-            return file.read(size)
+            file.seek(start)
+            return file.read(-1 if end is None else end - start)
     except OSError as error:
         raise StorageFailed(f"cannot read {path}: {error.strerror}") from error
-
-
-def _part(path: str, start: int, end: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return os.pread(file.fileno(), end - start, start)
-    except OSError as error:
-        raise StorageFailed(f"cannot read {path}: {error.strerror}") from error
-
-
-__all__ = ["BLOBS", "TRAJECTORIES", "Progress", "Refused", "Shipper", "Store"]

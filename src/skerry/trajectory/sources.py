@@ -11,38 +11,29 @@ import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from skerry.errors import NotFound, SkerryError, StorageFailed
 from skerry.trajectory.index import INDEX_BYTES_MAX, SegmentIndex, decode_index
 from skerry.trajectory.segment import HEADER_BYTES, segment_numbers, segment_path
+from skerry.trajectory.store import (
+    TRAJECTORIES,
+    Shelf,
+    Stored,
+    index_key,
+    node_prefix,
+    segment_key,
+    tail_key,
+)
 from skerry.trajectory.walk import Walk
 
 T = TypeVar("T")
 
-PREFIX: Final = "trajectories/"
-BLOBS: Final = "trajectories/blobs/"
 TAIL_BYTES_MAX: Final = 256 << 20  # of a segment that only pieces were shipped of
 BLOCKS_BYTES_MAX: Final = 16 << 20
 LIST_EVERY_S: Final = 5.0
 
 log = logging.getLogger("skerry.trajectory")
-
-
-class Shelf(Protocol):
-    """The part of a layer store's objects that a reader needs (skerry.images.objects.api)."""
-
-    def get(self, key: str, max_bytes: int) -> bytes | None:
-        """Returns a small object, or None if it is not there."""
-
-    def read(self, key: str, offset: int, length: int) -> bytes:
-        """Returns a part of an object; less only at its end; NotFound if it is not there."""
-
-    def list(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        """Gives the objects below a prefix, in no order."""
-
-    def local_path(self, key: str) -> str | None:
-        """Returns the path of the object's file; None if the store has no files."""
 
 
 class Late:
@@ -59,7 +50,7 @@ class Late:
         """Returns a part of an object."""
         return self._find().read(key, offset, length)
 
-    def list(self, prefix: str) -> Iterator[tuple[str, Any]]:
+    def list(self, prefix: str) -> Iterator[tuple[str, Stored]]:
         """Gives the objects below a prefix."""
         return self._find().list(prefix)
 
@@ -85,21 +76,11 @@ class Source(Protocol):
         """Returns what was said of a sealed segment when it was shipped; None if nothing was."""
 
 
-def segment_key(node: str, number: int) -> str:
-    """Returns the key of a shipped segment."""
-    return f"{PREFIX}{node}/{number:010d}.seg"
-
-
-def index_key(node: str, number: int) -> str:
-    """Returns the key of a shipped segment's index."""
-    return f"{PREFIX}{node}/{number:010d}.idx"
-
-
 def nodes_in(shelf: Shelf) -> list[str]:
     """Returns the nodes that shipped something to a store."""
     found = set()
-    for key, _ in shelf.list(PREFIX):
-        node, slash, _ = key.removeprefix(PREFIX).partition("/")
+    for key, _ in shelf.list(TRAJECTORIES):
+        node, slash, _ = key.removeprefix(TRAJECTORIES).partition("/")
         if slash and node != "blobs":
             found.add(node)
     return sorted(found)
@@ -167,7 +148,7 @@ class Shipped:
     def _list(self) -> list[int]:
         sealed: set[int] = set()
         tails: dict[int, list[int]] = {}
-        root = f"{PREFIX}{self.node}/"
+        root = node_prefix(self.node)
         for key, _ in self._shelf.list(root):
             name, _, offset = key.removeprefix(root).partition("/")
             number, _, kind = name.partition(".")
@@ -198,7 +179,7 @@ class Shipped:
         """Returns a segment of which only pieces were shipped; what is missing between is zeros."""
         data = bytearray()
         for offset in self._tails[number]:
-            key = f"{PREFIX}{self.node}/{number:010d}.tail/{offset:010d}"
+            key = tail_key(self.node, number, offset)
             piece = self._shelf.get(key, TAIL_BYTES_MAX)
             if piece is None:
                 raise NotFound(f"{key} is gone: its segment was sealed meanwhile")

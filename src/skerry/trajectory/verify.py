@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from skerry.trajectory.segment import (
     FORGOTTEN,
-    HEADER_BYTES,
     NO_HASH,
     Fault,
     Found,
@@ -25,8 +24,6 @@ from skerry.trajectory.segment import (
     read_segment,
     segment_numbers,
 )
-
-REACH_BYTES: Final = 8 * 1024 * 1024  # how far behind damage a record is looked for
 
 
 class Entry(NamedTuple):
@@ -103,7 +100,7 @@ def _take(
     found: Examination, number: int, data: bytes, header: Header | None, *, newest: bool
 ) -> None:
     """Adds what one segment holds."""
-    scan = Scan(number, data, REACH_BYTES)
+    scan = Scan(number, data)
     last = NO_HASH
     for item in scan:
         entry = _entry(number, item)
@@ -180,6 +177,3 @@ def _broken_links(life: list[Entry], seqs: list[int]) -> Iterable[Problem]:
             detail = f"record {entry.seq} of {entry.subject!r} does not follow from {before}"
             yield Problem(Fault.TAMPERED, entry.segment, entry.offset, detail)
         before, digest = entry.seq, entry.hash
-
-
-__all__ = ["HEADER_BYTES", "Entry", "Examination", "examine", "verify"]

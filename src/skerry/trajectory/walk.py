@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 from skerry.trajectory.segment import (
     HEADER_BYTES,
+    REACH_BYTES,
     RECORD_HEAD_BYTES,
     Fault,
     Found,
@@ -17,7 +18,6 @@ from skerry.trajectory.segment import (
 Read: TypeAlias = Callable[[int, int, int], bytes]  # of a segment: number, offset, length
 
 WINDOW_BYTES: Final = 256 << 10
-REACH_BYTES: Final = 8 << 20  # how far behind damage a record is looked for
 SEARCH_BYTES_MAX: Final = 256 << 20  # are looked at for it: hostile content must not cost more
 RECORD_BYTES_MAX: Final = 64 << 20  # a longer one is taken for damage
 

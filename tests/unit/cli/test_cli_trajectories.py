@@ -12,7 +12,7 @@ from fake_client import FakeClient, invoke
 from skerry.cli import traces
 from skerry.spec.sandbox import State
 from skerry.spec.trajectory import TrajectoryInfo
-from skerry.trajectory.sources import BLOBS, segment_key
+from skerry.trajectory.store import BLOBS, segment_key
 from trajectory_stories import NODE, Story
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x1b[0m \u202etxt\r\nsound\n\x9b5n"

@@ -51,7 +51,7 @@ def in_store(shared, node: str) -> list[bytes]:
             number, _, offset = key.rpartition("/")
             whole = held.setdefault(number[-15:-5], bytearray())
             whole[int(offset) :] = data
-    scans = (Scan(int(number), bytes(data), 1 << 20) for number, data in held.items())
+    scans = (Scan(int(number), bytes(data)) for number, data in held.items())
     return [found.record for scan in scans for found in scan]
 
 

@@ -15,7 +15,8 @@ from skerry.trajectory.archive import Archive, Wanted
 from skerry.trajectory.checking import check_sandbox
 from skerry.trajectory.index import decode_index, encode_index
 from skerry.trajectory.segment import read_segment, segment_numbers, segment_path
-from skerry.trajectory.sources import Directory, index_key, segment_key
+from skerry.trajectory.sources import Directory
+from skerry.trajectory.store import index_key, segment_key
 from trajectory_stories import NODE, Story, sandbox_id
 
 ANY = Wanted()

@@ -18,7 +18,8 @@ from skerry.trajectory.segment import (
     segment_numbers,
     segment_path,
 )
-from skerry.trajectory.sources import BLOBS, Directory, index_key, segment_key
+from skerry.trajectory.sources import Directory
+from skerry.trajectory.store import BLOBS, index_key, segment_key
 from skerry.trajectory.walk import Walk
 from trajectory_stories import NODE, Story
 

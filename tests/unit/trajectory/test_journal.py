@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from skerry.errors import InvalidRequest, NotFound, StorageFailed
 from skerry.trajectory import journal as journal_module
-from skerry.trajectory.journal import Journal, Position, verify
+from skerry.trajectory.journal import Journal, Position
 from skerry.trajectory.segment import SPARE, Fault, segment_numbers, segment_path
 from skerry.trajectory.segments import Segments
+from skerry.trajectory.verify import verify
 
 SMALL = 4096
 

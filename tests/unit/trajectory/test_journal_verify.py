@@ -7,7 +7,7 @@ import os
 import pytest
 
 from skerry.errors import StorageFailed
-from skerry.trajectory.journal import Journal, verify
+from skerry.trajectory.journal import Journal
 from skerry.trajectory.segment import (
     HEADER_BYTES,
     Fault,
@@ -19,6 +19,7 @@ from skerry.trajectory.segment import (
     parse_record,
     segment_path,
 )
+from skerry.trajectory.verify import verify
 
 SMALL = 4096
 MASK = 0xFFFFFFFF

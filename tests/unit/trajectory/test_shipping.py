@@ -16,7 +16,8 @@ from skerry.trajectory.contents import Contents
 from skerry.trajectory.index import decode_index, encode_index, index_of
 from skerry.trajectory.journal import Journal
 from skerry.trajectory.segment import Scan, segment_path
-from skerry.trajectory.shipping import BLOBS, Progress, Refused, Shipper
+from skerry.trajectory.shipping import Progress, Refused, Shipper
+from skerry.trajectory.store import BLOBS
 
 DAY_S = 86_400
 
@@ -103,7 +104,7 @@ class Place:
 
     def records(self, number: int) -> list:
         data = self.store.get(f"trajectories/nodea/{number:010d}.seg", 1 << 20) or b""
-        return [found.record for found in Scan(number, data, 1 << 20)]
+        return [found.record for found in Scan(number, data)]
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_tails_go_out_as_they_come_and_are_replaced_by_the_whole(place):
     tails = place.listed("trajectories/nodea/0000000001.tail/")
     joined = b"".join(place.store.get(key, 1 << 20) for key in tails)
     assert len(joined) == second
-    assert len(list(Scan(1, joined, 1 << 20))) == 2
+    assert len(list(Scan(1, joined))) == 2
     place.journal.seal()
     place.ship(shipper)
     assert place.listed("trajectories/nodea/0000000001.tail/") == []

@@ -43,7 +43,7 @@ def _window(request, monkeypatch):
 
 @pytest.mark.usefixtures("_window")
 def test_walk_gives_what_a_whole_scan_gives(data):
-    scan = Scan(1, data, module.REACH_BYTES)
+    scan = Scan(1, data)
     whole = list(scan)
     found, walked = walk(data)
     assert found == whole

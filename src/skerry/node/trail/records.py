@@ -21,7 +21,8 @@ from skerry.node.trail.shipping import Shipping
 from skerry.trajectory.contents import Contents
 from skerry.trajectory.journal import Journal
 from skerry.trajectory.options import TrajectoryOptions
-from skerry.trajectory.shipping import Shipper, Store
+from skerry.trajectory.shipping import Shipper
+from skerry.trajectory.store import Store
 
 log = logging.getLogger("skerry.node")
 
