@@ -18,6 +18,11 @@ Usage: python bench/trajectory.py [--quick] [--json] [--out FILE]
   less the same in sandboxes that are `process`, at the 95th percentile, through a node.
 - `events_per_second`: CLIENTS processes post batches of BATCH events of a harness to one sandbox each,
   closed loop; events on record divided by the time. Floor: the journal alone, as many at once.
+- `fastforward_per_second`: a rollout of OPERATIONS commands in one sandbox is run again: recorded
+  answers by the same calls, one after another, from before the first until the last is there; the
+  best of the rounds, all of which are in the raw log. `fastforward_client_us`, `fastforward_node_us`:
+  processor time of client and node for one of them, of the same round. Peer `live`: the same
+  commands when they were run.
 - `local_commits_share`: syncs per answer at 64 at once: below 1 they were shared.
 """
 
@@ -41,6 +46,8 @@ from report import Result, run
 SANDBOX: dict[str, Any] = {"image": "debian:12", "memory": "64MiB", "pids": 64, "detached": True}
 TRUE = ["/bin/true"]
 CLIENTS, BATCH, IN_FLIGHT = 2, 500, 2
+OPERATIONS, QUICK_OPERATIONS = 20_000, 3_000  # of a rollout that is run again
+LIVE_AT_ONCE, ROUNDS = 16, 5
 BLOCK = 40  # commands between two switches
 EVENT = {"step": 7, "tool": "bash", "observation": "x" * 80}
 AT_ONCE = (1, 64)
@@ -75,6 +82,7 @@ async def measure(result: Result, quick: bool) -> None:
                 for count in AT_ONCE:
                     await levels(result, plan, client, count, raw)
                 await events(result, plan, client, raw)
+                await fastforward(result, QUICK_OPERATIONS if quick else OPERATIONS, client, raw)
 
 
 # -- in this process ------------------------------------------------------------------------------
@@ -304,6 +312,46 @@ async def events(result: Result, plan: Plan, client: Any, raw: RawLog) -> None:
     result.add("events_per_second", count / total.seconds, "1/s", count, "higher")
     result.notes.append(f"{CLIENTS} clients, {IN_FLIGHT} batches of {BATCH} events in flight each")
     await client.sandboxes.destroy_many(made)
+
+
+async def fastforward(result: Result, count: int, client: Any, raw: RawLog) -> None:
+    """`fastforward_*`."""
+    key = f"bench/fastforward/{os.urandom(4).hex()}"
+    places = asyncio.Semaphore(LIVE_AT_ONCE)
+
+    async def one(sandbox: Any) -> None:
+        async with places:
+            await sandbox.run(TRUE)
+
+    async with client.rollout(key) as rollout:
+        sandbox = await rollout.create("container", **SANDBOX)
+        start = time.perf_counter()
+        await asyncio.gather(*(one(sandbox) for _ in range(count)))
+        live = count / (time.perf_counter() - start)
+    rows, node = [], (await client.health()).pid
+    for _ in range(ROUNDS):
+        async with client.rollout(key) as rollout:
+            sandbox = await rollout.create("container", **SANDBOX)
+            start, used, theirs = time.perf_counter(), time.process_time(), _processor(node)
+            for _ in range(count):
+                await sandbox.run(TRUE)
+            seconds, used = time.perf_counter() - start, time.process_time() - used
+            theirs = _processor(node) - theirs
+        times = {"client_us": used / count * 1e6, "node_us": theirs / count * 1e6}
+        rows.append({"per_second": count / seconds, **times})
+    raw.write("fastforward", 0, rows)
+    await sandbox.destroy()
+    best = max(rows, key=lambda row: row["per_second"])
+    result.add("fastforward_per_second", best["per_second"], "1/s", count, "higher")
+    for whose in ("client_us", "node_us"):
+        result.add(f"fastforward_{whose}", best[whose], "us", count, "lower")
+    result.add_peer("live", "fastforward_per_second", live)
+
+
+def _processor(pid: int) -> float:
+    """Return the seconds of processor time that a process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _p95(samples: list[float]) -> float:

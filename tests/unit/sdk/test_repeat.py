@@ -35,7 +35,7 @@ LINE: dict[str, Any] = {"shell": "true"}
 
 
 def op(ordinal: int, attempt: int = 0) -> str:
-    return names.operation(KEY, "#0", ordinal, 0, attempt)
+    return names.Operations(KEY, "#0").id(ordinal, 0, attempt)
 
 
 def event(ordinal: int, op_id: str = "", action: str = "run", **fields: Any) -> Event:
@@ -101,11 +101,12 @@ def run(shell: str = "true") -> Step:
 
 def test_names_follow_from_the_key_the_sandbox_and_the_ordinal_alone() -> None:
     assert op(0) == op(0) != op(1)
-    parts = {
-        names.operation(*one)
-        for one in (("a", "bc", 0, 0, 0), ("ab", "c", 0, 0, 0), ("a", "bc", 0, 1, 0))
+    ids = {
+        names.Operations(rollout, sandbox).id(*numbers)
+        for rollout, sandbox in (("a", "bc"), ("ab", "c"))
+        for numbers in ((0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 0), (10, 0, 0))
     }
-    assert len(parts) == 3
+    assert len(ids | {names.refusal(one) for one in ids}) == 20
     assert len(op(0)) == 32
     assert names.read_marker(names.marker("rebuilt", 7)) == ("rebuilt", 7)
     for other in (None, "", "rebuilt", "rebuilt:x", ":1"):

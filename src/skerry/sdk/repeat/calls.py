@@ -81,8 +81,9 @@ def told(action: str, request: dict[str, Any]) -> dict[str, Any]:
 
 def split(path: str, params: Any) -> tuple[str, Query]:
     """Returns a path without its query, and all parameters."""
-    path, _, query = path.partition("?")
-    return path, dict(parse_qsl(query)) | dict(params or {})
+    path, asked, query = path.partition("?")
+    given = dict(params) if params else {}
+    return path, dict(parse_qsl(query)) | given if asked else given
 
 
 def _content(method: str, tail: str, params: Query) -> Step | None:

@@ -68,6 +68,7 @@ class Line:
         self.name = sandbox
         self._key = key or names.sandbox_key(past.key, sandbox, 0)
         self._forked = forked
+        self._ids = names.Operations(past.key, sandbox)
         self.chapters: list[Chapter] = []
         self._ordinal = 0
         self._commits: list[tuple[Chapter, Event]] = []  # that were repeated, in order
@@ -189,7 +190,7 @@ class Line:
 
     def op_id(self, ordinal: int, chapter: Chapter, attempt: int = 0) -> str:
         """Returns the id of an operation in a chapter."""
-        return names.operation(self._past.key, self.name, ordinal, chapter.generation, attempt)
+        return self._ids.id(ordinal, chapter.generation, attempt)
 
     def _chapter(self, ordinal: int) -> Chapter:
         for chapter in reversed(self.chapters):

@@ -10,8 +10,7 @@ MARKER: Final = "skerry.rollout"  # the label of a sandbox that stands in for an
 
 def derived(*parts: str | int) -> str:
     """Returns 32 hexadecimal digits that tell these parts from all others."""
-    told = b"".join(b"%d:%b" % (len(raw), raw) for raw in (str(part).encode() for part in parts))
-    return hashlib.blake2b(told, digest_size=16).hexdigest()
+    return hashlib.blake2b(_told(*parts), digest_size=16).hexdigest()
 
 
 def sandbox_key(rollout: str, sandbox: str, generation: int) -> str:
@@ -19,14 +18,22 @@ def sandbox_key(rollout: str, sandbox: str, generation: int) -> str:
     return derived("sandbox", rollout, sandbox, generation)
 
 
-def operation(rollout: str, sandbox: str, ordinal: int, generation: int, attempt: int) -> str:
-    """Returns the id of an operation; `attempt` counts those whose outcome is unknown."""
-    return derived("op", rollout, sandbox, ordinal, generation, attempt)
+class Operations:
+    """The ids of the operations of one sandbox of a rollout."""
+
+    def __init__(self, rollout: str, sandbox: str) -> None:
+        self._begun = hashlib.blake2b(_told("op", rollout, sandbox), digest_size=16)
+
+    def id(self, ordinal: int, generation: int, attempt: int) -> str:
+        """Returns the id of an operation; `attempt` counts those whose outcome is unknown."""
+        digest = self._begun.copy()
+        digest.update(b"%d.%d.%d" % (ordinal, generation, attempt))
+        return digest.hexdigest()
 
 
 def refusal(op: str) -> str:
     """Returns the id under which it is recorded that the operation was refused."""
-    return derived("refused", op)
+    return op[16:] + op[:16]
 
 
 def marker(why: str, first: int) -> str:
@@ -38,3 +45,7 @@ def read_marker(value: str | None) -> tuple[str, int]:
     """Returns what a label says; ("", 0) if it is none."""
     why, _, first = (value or "").partition(":")
     return (why, int(first)) if why and first.isascii() and first.isdigit() else ("", 0)
+
+
+def _told(*parts: str | int) -> bytes:
+    return b"".join(b"%d:%b" % (len(raw), raw) for raw in (str(part).encode() for part in parts))
