@@ -5,7 +5,8 @@ What a trainer does comes over the same socket:
     GET  /asked               every request so far: sandbox, ordinal, body
     POST /answers/N/SANDBOX   the answer to ordinal N
     POST /mode                {"echo": true}: from now on it answers by itself, with the ordinal and how
-                              many were asked; {"resume": true}: answers resume their sandbox
+                              many were asked; {"resume": true}: answers resume their sandbox;
+                              {"bugs": 2}: twice each step fails as nobody meant it to
     GET  /pid, GET /slow?bytes=N&pieces=M, POST /echo
 """
 
@@ -15,6 +16,7 @@ import argparse
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ class Mode(msgspec.Struct, tag="mode"):
     echo: bool = False
     resume: bool = False
     rollouts: list[str] = []  # empty: every sandbox is one
+    bugs: int = 0  # so often it breaks where it should record, and so often where it should answer
 
 
 class FileBook:
@@ -52,6 +55,7 @@ class FileBook:
         self.notes_of: dict[str, list[Note]] = {}
         self.given: dict[tuple[str, int], Answer] = {}
         self.mode = Mode()
+        self.bugs: Counter[str] = Counter()
         self.moved = asyncio.Event()
         self._path = path
         for line in path.read_bytes().splitlines() if path.exists() else ():
@@ -90,7 +94,13 @@ class FileBook:
     def notes(self, rollout: str) -> Iterable[Note]:
         return tuple(self.notes_of.get(rollout, ()))
 
+    def _break(self, where: str) -> None:
+        self.bugs[where] += 1
+        if self.bugs[where] <= self.mode.bugs:
+            raise RuntimeError(where)
+
     async def note(self, rollout: str, notes: Sequence[Note]) -> None:
+        self._break("note")
         self.write(Noted(rollout, list(notes)))
         for note in notes:
             if self.mode.echo and isinstance(note, Asked):
@@ -99,6 +109,7 @@ class FileBook:
     async def answer(self, rollout: str, ordinal: int) -> Answer:
         while (rollout, ordinal) not in self.given:
             await self.moved.wait()
+        self._break("answer")
         return self.given[rollout, ordinal]
 
     def resumes(self, rollout: str) -> bool:

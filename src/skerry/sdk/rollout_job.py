@@ -262,9 +262,11 @@ class RolloutJob:
         ) -> None:
             if takes_over:
                 await self._call(worker, "POST", f"/attach?consumer={name}", None)
+            got = 0
             while True:
-                query = f"/requests?consumer={name}&max={AT_ONCE}&wait={POLL_S:g}"
+                query = f"/requests?consumer={name}&max={AT_ONCE}&wait={POLL_S:g}&got={got}"
                 page = await self._call(worker, "GET", query, RequestPage)
+                got = page.turn
                 for asked in page.requests:
                     if asked.id not in yielded:  # else the worker was killed, and told of it again
                         yielded.add(asked.id)

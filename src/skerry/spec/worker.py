@@ -265,6 +265,7 @@ class RequestPage(msgspec.Struct, frozen=True):
 
     requests: tuple[ModelRequest, ...]
     ended: bool = False  # no request will ever come again
+    turn: int = 0  # the next poll says it as `got`: else what is in this page is given again
 
 
 class AnswerBody(msgspec.Struct, frozen=True):

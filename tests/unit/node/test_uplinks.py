@@ -410,11 +410,50 @@ async def test_all_bodies_together_are_bounded(stand: Any) -> None:
         slow = world.client(sandbox)
         await slow.stream.write(head + b"x" * 1800)
         await world.gauges(body_bytes=1800)
-        next_one = world.client(sandbox)
+        next_one = world.client(await world.sandbox())
         await next_one.stream.write(head + b"x" * 1800)
         status, headers, _ = await next_one.receive()
         assert (status, headers["retry-after"]) == (503, "1")
         slow.stream.end()
+        await world.gauges(body_bytes=0)
+
+
+async def test_a_bug_of_the_worker_is_not_told_to_the_agent_but_waited_out(world: World) -> None:
+    sandbox = await world.sandbox()
+    await world.worker("POST", "mode", {"echo": True, "bugs": 2})
+    status, answer = await world.client(sandbox).ask()
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "0 of 1")
+    assert len(await world.asked()) == 1
+
+
+async def test_an_error_that_a_trainer_answers_with_reaches_the_agent(world: World) -> None:
+    sandbox = await world.sandbox()
+    client = world.client(sandbox)
+    await client.send()
+    await world.asked(1)
+    given = {"error": {"message": "out of cards"}, "status": 500}
+    await world.worker("POST", f"answers/0/{sandbox}", given)
+    status, _, body = await client.receive()
+    assert (status, b"out of cards" in body) == (500, True)
+
+
+async def test_the_bodies_of_one_sandbox_leave_room_for_those_of_others(stand: Any) -> None:
+    bounds = workers(body_bytes_max=2000, bodies_bytes_max=24_000)
+    async with stand.serving(workers=bounds) as (node, api):
+        world = World(stand, node, api)
+        flooding, other = await world.sandbox(), await world.sandbox()
+        head = b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: 1900\r\n\r\n"
+        held = [world.client(flooding) for _ in range(2)]
+        for client in held:
+            await client.stream.write(head + b"x" * 1400)
+        await world.gauges(body_bytes=2800)
+        more = world.client(flooding)
+        await more.stream.write(head + b"x" * 1400)
+        assert (await more.receive())[0] == 503
+        await world.worker("POST", "mode", {"echo": True})
+        assert (await world.client(other).ask())[0] == 200
+        for client in held:
+            client.stream.end()
         await world.gauges(body_bytes=0)
 
 

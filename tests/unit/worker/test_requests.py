@@ -106,3 +106,26 @@ async def test_consumers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.now += LEASE_S + 1
     requests.expire()
     await take(requests, "c")
+
+
+async def test_what_was_in_a_page_that_got_lost_is_given_again() -> None:
+    requests, _ = made(3)
+    assert [name.number for name, _ in await requests.poll("a", 2, 0.0, 0)] == [0, 1]
+    again = await requests.poll("a", 2, 0.0, 0)  # the page of the first one never came
+    assert [name.number for name, _ in again] == [0, 1]
+    got = requests.turn("a")
+    assert [name.number for name, _ in await requests.poll("a", 2, 0.0, got)] == [2]
+    assert await requests.poll("a", 2, 0.0, requests.turn("a")) == []
+    assert requests.held == 3
+    requests.check_invariants()
+
+
+async def test_a_poll_whose_client_has_asked_again_is_given_nothing() -> None:
+    requests, _ = made(0)
+    gone = asyncio.ensure_future(requests.poll("a", 1, 60.0, 0))
+    await asyncio.sleep(0)
+    here = asyncio.ensure_future(requests.poll("a", 1, 60.0, 0))
+    await asyncio.sleep(0)
+    requests.add(Name(0, 0, 0), 1.0)
+    assert [name.number for name, _ in await here] == [0]
+    assert await gone == []

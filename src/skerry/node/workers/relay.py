@@ -23,8 +23,9 @@ STEP_WITHIN_S = 120.0  # for a worker to record a request, after which it is ask
 PAUSES_S = (0.02, 0.1, 0.3, 1.0)
 _PATH = re.compile(rb"/v1/(chat/completions|responses|models(/[A-Za-z0-9._:-]{1,128})?)")
 _POSTS = frozenset((b"/v1/chat/completions", b"/v1/responses"))
-# The worker's own trouble, which it may be rid of by the next time.
-_AGAIN = frozenset({503, 504, 507})
+# The worker's own trouble, which it may be rid of by the next time. An error that a trainer answers with
+# is no such thing: it has an ETag, and comes from another path.
+_AGAIN = frozenset({500, 502, 503, 504, 507})
 _KEPT = (b"authorization", b"content-type", b"x-stainless-retry-count")
 _GIVEN = (b"content-type", b"retry-after", b"x-should-retry")
 
@@ -144,6 +145,7 @@ class Relay:
 
     async def _record(self, request: Request, relay: str) -> tuple[int, Headers, bytes] | None:
         """Returns when the worker has the request on record; or what it answers instead."""
+        seen = 0
         async for path in self._tries():
             untold = self._line.untold()
             try:
@@ -163,7 +165,9 @@ class Relay:
                     body = await reply.whole(SMALL_BYTES_MAX)
                     if reply.status not in _AGAIN:
                         return reply.status, _given(reply), body
-                    log.warning("a model request waits: worker says %d", reply.status)
+                    if seen != reply.status:
+                        seen = reply.status
+                        log.warning("a model request waits: worker says %d: %.300r", seen, body)
             except (WorkerGone, TimeoutError):
                 self._count("resent")
         raise AssertionError  # it tries for ever

@@ -23,6 +23,7 @@ from skerry.node.workers.visit import Answer, ClientLeft, Host, Visit
 HEAD_S = 30.0  # from the first byte of a connection, or the end of an exchange, to a whole head
 BODY_S = 30.0  # for a body, and a second for each:
 BODY_BYTES_PER_S = 65_536
+SHARES = 8  # of all bodies' bytes one uplink holds at most a share, or one body: others find room
 
 
 class Places:
@@ -71,6 +72,7 @@ class Uplink:
         self._places = places
         self._spawn = spawn
         self._open = 0
+        self._body_bytes = 0
 
     async def serve(self, stream: Stream) -> None:
         """Serves one connection from inside to its end; never raises for what comes from there."""
@@ -153,10 +155,19 @@ class Uplink:
                 raise ClientLeft
             if size + len(event.data) > most:
                 raise Refused(413, f"the body has more than {most} bytes", "too_large")
-            self._places.hold(len(event.data))
+            self._hold(len(event.data))
             request.body += event.data
 
+    def _hold(self, size: int) -> None:
+        config = self._places.config
+        share = max(config.body_bytes_max, config.bodies_bytes_max // SHARES)
+        if self._body_bytes + size > share:
+            raise Refused(503, "this sandbox sends too many requests", "overloaded", retry=True)
+        self._places.hold(size)
+        self._body_bytes += size
+
     def _freed(self, size: int) -> None:
+        self._body_bytes -= size
         self._places.body_bytes -= size
 
     async def _answer(self, visit: Visit, request: Request) -> bool:

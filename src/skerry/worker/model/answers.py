@@ -14,7 +14,7 @@ import msgspec
 
 from skerry.errors import InvalidRequest
 from skerry.worker.model.book import Answer, Asked, Call
-from skerry.worker.model.canonical import parse
+from skerry.worker.model.canonical import check_value, parse
 
 ANSWER_BYTES_MAX = 64 << 20
 TRANSIENT = frozenset({408, 409, 429, *range(500, 600)})  # after these a client tries again
@@ -128,6 +128,8 @@ def _response(asked: Asked, body: dict[str, Any], given: dict[str, Any]) -> dict
     items = given["output"]
     if not isinstance(items, list):
         raise InvalidRequest("output: no list")
+    if not isinstance(given.get("status", ""), str):
+        raise InvalidRequest("status: no text")
     echoed: dict[str, Any] = {
         name: body[name]
         for name in ("instructions", "metadata", "temperature", "top_p", "tools", "tool_choice")
@@ -202,6 +204,7 @@ def ident(asked: Asked, *places: int) -> str:
 
 
 def _bounded(value: dict[str, Any]) -> bytes:
+    check_value(value, "the answer")
     try:
         data = _encode(value)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:

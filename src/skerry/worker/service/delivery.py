@@ -8,6 +8,7 @@ trainer that attaches may answer it as well.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -19,12 +20,14 @@ from skerry.spec.worker import AnswerUrl
 from skerry.worker.model.book import Asked, Call
 from skerry.worker.service.requests import Name
 
+log = logging.getLogger("skerry.worker")
 AT_ONCE = 64
 PAUSE_S = 1.0  # before the second try; doubled then
 PAUSE_MAX_S = 30.0
 # What says that the request itself is at fault: the agent hears of it. All else is the server's.
 CALLERS_FAULT = frozenset({400, 413, 422})
 PATHS = {Call.CHAT: "/chat/completions", Call.RESPONSES: "/responses"}
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 RESPONSE_BYTES_MAX = 32 << 20
 
 
@@ -77,7 +80,13 @@ class Delivery:
                     self._resting = False
                 await self._places.acquire()  # one is free before a request is taken
                 self._places.release()
-                for name, asked in await self._source.take():
+                try:
+                    taken = await self._source.take()
+                except SkerryError as error:  # it cannot be read now
+                    self._trouble(error.message)
+                    self._resting = True
+                    continue
+                for name, asked in taken:
                     await self._places.acquire()
                     group.create_task(self._deliver(session, name, asked))
 
@@ -100,6 +109,10 @@ class Delivery:
             self._give_back(name)
         except SkerryError as error:  # what it gave is no answer, or cannot be recorded now
             self._trouble(f"the model's server: {error.message}")
+            self._give_back(name)
+        except Exception as error:  # one request must not end the delivery of all others
+            log.exception("the request %s cannot be delivered", name)
+            self._trouble(f"bug: {type(error).__name__}: {error}")
             self._give_back(name)
         finally:
             self._places.release()
@@ -125,14 +138,14 @@ class Delivery:
                 raise Failed(f"status {response.status}")
         try:
             return msgspec.json.decode(raw)
-        except msgspec.DecodeError as error:
+        except NO_JSON as error:
             raise Failed(f"no JSON: {error}") from error
 
 
 def _message(raw: bytes) -> Any:
     try:
         error = msgspec.json.decode(raw)["error"]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (*NO_JSON, KeyError, TypeError):
         return raw[:2000].decode("utf-8", "replace") or "the model's server refused the request"
     return error
 

@@ -7,7 +7,7 @@
     GET    /jobs/ID/events     ?from= &limit= &wait=       lines of the record
     GET    /jobs/ID/results    ?from= &limit= &wait=       ended rollouts
     GET    /jobs/ID/blobs/SHA256                   a long output, or a submission
-    GET    /jobs/ID/requests   ?consumer= &max= &wait=     leased to the consumer; max=0 renews only
+    GET    /jobs/ID/requests   ?consumer= &max= &wait= &got=   leased to the consumer; max=0 renews only
     POST   /jobs/ID/attach     ?consumer=          what other consumers hold waits again
     POST   /jobs/ID/requests/RID/answer            the first answer wins
     GET    /jobs/ID/signal     ?version= &wait=
@@ -118,7 +118,8 @@ class Api:
     async def _requests(self, request: web.Request) -> Any:
         consumer = check_consumer(request.query.get("consumer", ""))
         most = min(_int(request, "max", 1), REQUESTS_AT_ONCE_MAX)
-        return await self._service.poll(self._job(request), consumer, most, _wait(request))
+        got = _int(request, "got", 0) if "got" in request.query else None
+        return await self._service.poll(self._job(request), consumer, most, _wait(request), got)
 
     async def _attach(self, request: web.Request) -> Any:
         consumer = check_consumer(request.query.get("consumer", ""))

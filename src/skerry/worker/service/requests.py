@@ -8,6 +8,7 @@ only the first answer counts.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from skerry.errors import Overloaded
 
 LEASE_S = 30.0  # without a word of its consumer
 CONSUMERS_MAX = 1024
-DELIVERER = "url"  # the consumer that is this process itself: it is never gone
+DELIVERER = "/url"  # this process itself, which is never gone; no consumer may be called so
 
 
 class Name(NamedTuple):
@@ -40,7 +41,7 @@ class Requests:
     """Invariant: `_free` holds exactly the names in `_all` that nobody holds, oldest first."""
 
     def __init__(self, now: Callable[[], float], changed: Callable[[], None]) -> None:
-        self._now = now
+        self._now = now  # a clock that nobody sets
         self._changed = changed
         self._all: dict[Name, Waiting] = {}
         self._free: dict[Name, None] = {}
@@ -48,6 +49,9 @@ class Requests:
         self._polls: dict[str, int] = {}  # of each consumer, how many wait now
         self._arrived = asyncio.Event()
         self._over = False
+        self._turns = int(time.time() * 1000)  # of an earlier process there is none that is equal
+        self._last: dict[str, tuple[int, list[Name]]] = {}  # what each consumer was given last
+        self._newest: dict[str, object] = {}  # of each consumer's polls that wait
 
     def add(self, name: Name, since: float) -> None:
         """A request waits; one that is there stays as it is."""
@@ -67,13 +71,20 @@ class Requests:
         for name in [name for name in self._all if name.number == number]:
             self.remove(name)
 
-    async def poll(self, consumer: str, most: int, wait_s: float) -> list[tuple[Name, Waiting]]:
+    async def poll(
+        self, consumer: str, most: int, wait_s: float, got: int | None = None
+    ) -> list[tuple[Name, Waiting]]:
         """Returns up to `most` requests, leased to the consumer, after waiting for the first of them.
 
-        With `most` of 0 it only says that the consumer is there. Raises Overloaded for too many
-        consumers.
+        With `most` of 0 it only says that the consumer is there. `got` is the turn of the last page
+        that it has seen: what it was given since then got lost on its way, and waits again; a poll of
+        its that still waits is given nothing. Raises Overloaded for too many consumers.
         """
         self._hear(consumer)
+        mine = object()
+        if got is not None:
+            self._lost(consumer, got)
+            self._newest[consumer] = mine
         self._polls[consumer] = self._polls.get(consumer, 0) + 1
         try:
             if most and wait_s > 0:
@@ -84,8 +95,12 @@ class Requests:
                             await self._arrived.wait()
                 except TimeoutError:
                     pass
+            if got is not None and self._newest.get(consumer) is not mine:
+                return []  # its client has asked again since, and hears nothing of this
             return self._take(consumer, most)
         finally:
+            if self._newest.get(consumer) is mine:
+                del self._newest[consumer]
             self._polls[consumer] -= 1
             if not self._polls[consumer]:
                 del self._polls[consumer]
@@ -98,8 +113,22 @@ class Requests:
             self._all[name].consumer = consumer
             self._all[name].deliveries += 1
         if names:
+            self._turns += 1
+            self._last[consumer] = self._turns, names
             self._changed()
         return [(name, self._all[name]) for name in names]
+
+    def turn(self, consumer: str) -> int:
+        """Returns the turn of the page that the consumer was given last; 0 if there is none."""
+        return self._last.get(consumer, (0, []))[0]
+
+    def _lost(self, consumer: str, got: int) -> None:
+        turn, names = self._last.get(consumer, (got, []))
+        if turn != got:
+            del self._last[consumer]
+            for name in names:
+                if name in self._all and self._all[name].consumer == consumer:
+                    self.give_back(name)
 
     def let_go(self, consumer: str | None = None, *, but: str | None = None) -> None:
         """What this consumer holds waits again; without one, what all hold but that other."""
@@ -111,6 +140,7 @@ class Requests:
                 self._free[name] = None
         if consumer is not None:
             self._heard.pop(consumer, None)
+            self._last.pop(consumer, None)
         self._in_order()
 
     def give_back(self, name: Name) -> None:

@@ -88,7 +88,7 @@ class Runner:
         self.book = book
         self.submit: Submit = book.sheet.submit
         self.pulse = Pulse()
-        self.requests = Requests(clock, self.pulse.tick)
+        self.requests = Requests(time.monotonic, self.pulse.tick)
         self.pace = Pace()
         self.clocks = Clocks()
         self.log: JobLog = BookLog(book.folder, clock, resume=True)
@@ -333,19 +333,23 @@ class Runner:
                 self.pace.think.saw(now - line.answered_at)
             elif line.number in self._turn_at:
                 self.pace.start.saw(now - self._turn_at[line.number])
-            data = {"action": "ask", "call": str(note.call), "request": self.log.output(note.body)}
             step = f"{line.memory.attempt}.ask.{note.ordinal}"
-            with contextlib.suppress(Standstill):  # people read it; the book has it
-                self.log.event(rollout_id(self.submit.job, line.number), step, data)
+            data = {"action": "ask", "call": str(note.call)}
+            self._tell(line.number, step, data, request=note.body)
         self.pulse.tick()
 
     def answered(self, name: Name, given: Given) -> None:
         """An answer is on record."""
         step = f"{name.attempt}.answer.{name.ordinal}"
-        data = {"action": "answer", "status": given.status, "answer": self.log.output(given.body)}
-        with contextlib.suppress(Standstill):
-            self.log.event(rollout_id(self.submit.job, name.number), step, data)
+        data = {"action": "answer", "status": given.status}
+        self._tell(name.number, step, data, answer=given.body)
         self.pulse.tick()
+
+    def _tell(self, number: int, step: str, data: dict[str, Any], **bodies: bytes) -> None:
+        """Writes what people read into the log, if that can be written; the book has it already."""
+        with contextlib.suppress(Standstill):
+            outputs = {name: self.log.output(body) for name, body in bodies.items()}
+            self.log.event(rollout_id(self.submit.job, number), step, data | outputs)
 
     async def look(self) -> None:
         """Lets the rollouts' clocks stand still while the job's sandboxes do."""

@@ -42,6 +42,7 @@ from skerry.worker.service.runner import Runner, policies_of
 
 log = logging.getLogger("skerry.worker")
 JOBS_MAX = 10_000
+PAGE_BYTES_MAX = 16 << 20  # of the bodies in one page of requests; the first is always in it
 LOOK_S = 0.5  # between two looks at all lines
 LOOK_AT_JOBS_S = 2.0
 TURNS_AT_ONCE = 16  # sandboxes that are paused or resumed
@@ -213,17 +214,24 @@ class Service:
         if one is None:
             return
         if not one.leaving:
+            assert self._group is not None  # noqa: S101
             one.leave()
-            runner = self._runners.pop(job)
-            task = self._tasks.pop(job)
+            # Whoever asked for it may leave at any moment: nothing of it is done by this task.
+            ending = self._end(self._runners.pop(job), self._tasks[job])
+            self._tasks[job] = self._group.create_task(ending)
+        await asyncio.shield(self._tasks[job])
+
+    async def _end(self, runner: Runner, task: asyncio.Task[None]) -> None:
+        """Stops what carries a job on, then forgets it."""
+        try:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             for number in list(runner.lines):
                 runner.drop_line(number)
             runner.finish()
+        finally:
             runner.close()
-            self._go_on(job)
-        await asyncio.shield(self._tasks[job])
+        await self._leave(runner.submit.job)
 
     async def _leave(self, job: str) -> None:
         """Destroys what a job has and forgets it, however long the node is away."""
@@ -246,18 +254,27 @@ class Service:
 
     # --- the trainer -----------------------------------------------------------------------------
 
-    async def poll(self, job: str, consumer: str, most: int, wait_s: float) -> RequestPage:
+    async def poll(
+        self, job: str, consumer: str, most: int, wait_s: float, got: int | None = None
+    ) -> RequestPage:
         """Returns requests, leased to the consumer; see `Requests.poll`."""
         runner = self.runner(job)
-        taken = await runner.requests.poll(consumer, most, wait_s)
-        found = []
-        for name, waiting in taken:
+        taken = await runner.requests.poll(consumer, most, wait_s, got)
+        found: list[ModelRequest] = []
+        size = 0
+        for place, (name, waiting) in enumerate(taken):
             asked = self.asked(runner, name)
             if asked is None:  # its rollout went on meanwhile
                 runner.requests.remove(name)
                 continue
+            size += len(asked.body)
+            if found and size > PAGE_BYTES_MAX:
+                for rest, _ in taken[place:]:
+                    runner.requests.give_back(rest)
+                break
             found.append(self._told(runner, name, asked, waiting.deliveries))
-        return RequestPage(tuple(found), ended=runner.over)
+        turn = runner.requests.turn(consumer) if taken else got or 0
+        return RequestPage(tuple(found), ended=runner.over, turn=turn)
 
     def asked(self, runner: Runner, name: Name) -> Asked | None:
         """Returns a request as it came; None if nobody waits for its answer any more."""
@@ -376,7 +393,11 @@ class _Source:
         while True:
             taken = await requests.poll(DELIVERER, 1, 10.0)
             for name, _ in taken:
-                asked = self._service.asked(self._runner, name)
+                try:
+                    asked = self._service.asked(self._runner, name)
+                except SkerryError:
+                    requests.give_back(name)
+                    raise
                 if asked is not None:
                     return [(name, asked)]
                 requests.remove(name)

@@ -241,6 +241,9 @@ def test_one_call_has_one_digest_however_it_is_spelled() -> None:
         b'{"messages": [], "x": 1e999}',
         b'{"messages": [], "x": NaN}',
         b'{"messages": ["\xff"]}',
+        b'{"messages": [], "x": %s}' % (b"[" * 128 + b"]" * 128),
+        b'{"messages": [], "x": 18446744073709551616}',
+        b'{"messages": [{"x": [-9223372036854775809]}]}',
     ],
 )
 def test_a_body_that_is_none_is_refused(body: bytes) -> None:
@@ -252,3 +255,46 @@ def test_a_body_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canonical, "BODY_BYTES_MAX", 10)
     with pytest.raises(InvalidRequest, match="at most 10"):
         canonical.parse(Call.CHAT, b'{"messages": []}')
+
+
+def test_what_is_read_can_be_packed_and_read_again_at_any_depth_of_the_stack() -> None:
+    deep = b"[" * (canonical.DEPTH_MAX - 1) + b"]" * (canonical.DEPTH_MAX - 1)
+    body = b'{"messages": [], "n": [18446744073709551615, -9223372036854775808], "x": %s}' % deep
+
+    def below(left: int) -> None:
+        if left:
+            below(left - 1)
+        else:
+            found = canonical.parse(Call.CHAT, body)
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode([[found]])) == [[found]]
+
+    below(300)
+
+
+def test_the_values_of_a_body_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canonical, "VALUES_MAX", 10)
+    canonical.parse(Call.CHAT, b'{"messages": [1, 2, 3]}')
+    with pytest.raises(InvalidRequest, match="more than 10 values"):
+        canonical.parse(Call.CHAT, b'{"messages": [1, 2, 3], "x": [1, 2, 3, 4, 5, 6]}')
+
+
+def nested(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = {"x": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("call", "given"),
+    [
+        (Call.CHAT, {"content": "x", "more": nested(canonical.DEPTH_MAX)}),
+        (Call.CHAT, {"content": "x", "seed": 1 << 70}),
+        (Call.CHAT, {"error": {"message": "x", "more": nested(canonical.DEPTH_MAX)}}),
+        (Call.RESPONSES, {"output": [], "status": []}),
+        (Call.RESPONSES, {"output": [], "status": {"x": 1}}),
+    ],
+)
+def test_an_answer_that_could_not_be_handed_over_is_refused(call: Call, given: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        complete(asked(call), given)
