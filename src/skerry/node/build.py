@@ -32,7 +32,7 @@ from skerry.node.gauges.readings import Host, Readings
 from skerry.node.identity import Identity, claim
 from skerry.node.images import Images
 from skerry.node.imports import Imports, Oci
-from skerry.node.jobs.book import Jobs
+from skerry.node.jobs.jobs import Jobs
 from skerry.node.keeper import LEASE_S, RENEW_S, Keeper
 from skerry.node.library import Library
 from skerry.node.life.owners import Owners

@@ -16,7 +16,7 @@ from skerry.node.gauges.loopwatch import LoopWatch
 from skerry.node.identity import Identity
 from skerry.node.images import Images
 from skerry.node.imports import Imports
-from skerry.node.jobs.book import Jobs
+from skerry.node.jobs.jobs import Jobs
 from skerry.node.keeper import Keeper
 from skerry.node.ledger import Ledger
 from skerry.node.life.owners import Owners

@@ -13,7 +13,7 @@ from skerry.node.admission.fairness import Flow
 from skerry.node.admission.holders import Holder
 from skerry.node.admission.lineup import position
 from skerry.node.config import Limits
-from skerry.node.jobs.lines import queue_of
+from skerry.node.jobs.queues import queue_of
 from skerry.node.node import Node
 from skerry.spec.job import JobSpec
 from skerry.spec.sandbox import SandboxSpec
@@ -197,7 +197,7 @@ async def test_second_job_is_not_behind_all_of_the_first(stand) -> None:
 
 
 async def test_create_that_waits_in_several_requests_keeps_its_place(stand, monkeypatch) -> None:
-    monkeypatch.setattr("skerry.sdk.sandboxes.SERVER_WAIT_S", 0.2)
+    monkeypatch.setattr("skerry.sdk.making.SERVER_WAIT_S", 0.2)
     limits = Limits(sandboxes_max=1, **FREE)
     async with stand.serving(limits=limits) as (node, _), sandboxes_of(node) as sandboxes:
         live = await sandboxes.create()
@@ -213,7 +213,7 @@ async def test_create_that_waits_in_several_requests_keeps_its_place(stand, monk
             await until(lambda wanted=number + 1: node.admission.waiting == wanted)
         refused = node.admission.refused
         await until(lambda: refused["sandboxes"] >= 12)  # each has asked several times
-        monkeypatch.setattr("skerry.sdk.sandboxes.SERVER_WAIT_S", 60.0)
+        monkeypatch.setattr("skerry.sdk.making.SERVER_WAIT_S", 60.0)
 
         def all_wait_on() -> bool:  # none is just between two requests
             waits = node.admission.line(Holder()).waits

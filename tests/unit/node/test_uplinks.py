@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from skerry.node.workers import line, uplink, visit
+from skerry.node.workers import requests, uplink, visit
 from skerry.node.workers.options import WorkersConfig
 from waiting import until
 
@@ -586,7 +586,7 @@ async def test_a_pass_through_that_breaks_off_is_no_whole_answer(world: World) -
 
 
 def test_what_was_handed_over_is_told_until_it_was_heard() -> None:
-    known = line.Line()
+    known = requests.Requests()
     relays = [known.begin() for _ in range(3)]
     known.handed(relays[0], held=False)
     known.handed(relays[1], held=True)
@@ -597,6 +597,6 @@ def test_what_was_handed_over_is_told_until_it_was_heard() -> None:
     assert known.untold() == (relays[1],)
     for _ in range(100):
         known.handed(known.begin(), held=False)
-    assert len(known.untold()) == line.HANDED_MAX
-    assert len(known) == 1
+    assert len(known.untold()) == requests.HANDED_MAX
+    assert dict(known.headers())[b"X-Skerry-Waiting"] == relays[2].encode()
     assert visit.LINGER_S < uplink.HEAD_S

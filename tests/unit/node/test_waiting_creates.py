@@ -54,7 +54,7 @@ async def test_client_asks_again_no_sooner_than_it_was_told(stand, monkeypatch) 
             slept.append(seconds)
             node.admission.limits.__dict__["sandboxes_max"] = 1 + (len(slept) == 2)
 
-        monkeypatch.setattr("skerry.sdk.sandboxes.SERVER_WAIT_S", 0.0)
+        monkeypatch.setattr("skerry.sdk.making.SERVER_WAIT_S", 0.0)
         monkeypatch.setattr("skerry.sdk.patience.asyncio.sleep", sleep)
         await sandboxes.create(wait=100)
         assert len(slept) == 2

@@ -1,4 +1,4 @@
-"""One job as the node holds it: data and invariants; what happens to it is in `book` and `keeping`."""
+"""One job as the node holds it: data and invariants; what happens to it is in `jobs` and `keeping`."""
 
 from __future__ import annotations
 

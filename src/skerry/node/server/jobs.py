@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from skerry.guest.files import STALL_S
-from skerry.node.jobs.lines import queue_of
 from skerry.node.jobs.moves import Move
+from skerry.node.jobs.queues import queue_of
 from skerry.node.node import Node
 from skerry.node.server.bodies import JOB, JOB_CHANGE
 from skerry.node.server.commands import frame

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from skerry.network.target import Headers
-from skerry.node.workers.line import Line
+from skerry.node.workers.requests import Requests
 from skerry.node.workers.upstream import Reply, WorkerGone, asking
 
 SMALL_BYTES_MAX = 1 << 20  # of an answer that comes at once: an error, the list of models
@@ -105,17 +105,17 @@ class Relay:
     def __init__(
         self,
         sandbox: str,
-        line: Line,
+        requests: Requests,
         ready: Callable[[], Awaitable[str]],
         count: Callable[[str], None],
     ) -> None:
         self._sandbox = sandbox.encode()
-        self._line = line
+        self._requests = requests
         self._ready = ready
         self._count = count
 
     async def carry(self, request: Request, relay: str, client: Client) -> None:
-        """Returns when the answer was passed on; `relay` is the request's name in the line.
+        """Returns when the answer was passed on; `relay` is the request's name among them.
 
         Raises Refused, and what the client's methods raise. Never gives up by itself.
         """
@@ -131,13 +131,13 @@ class Relay:
 
     async def tell(self, request: Request) -> None:
         """Tells the worker what was handed over, once; else the next request does."""
-        untold = self._line.untold()
+        untold = self._requests.untold()
         try:
             async with asyncio.timeout(STEP_WITHIN_S):
                 path, headers = await self._ready(), self._headers(request, "")
                 async with asking(path, b"POST", b"/model/handed", headers) as reply:
                     if reply.status < 300:
-                        self._line.told(untold)
+                        self._requests.told(untold)
         except (WorkerGone, TimeoutError):
             pass
 
@@ -147,7 +147,7 @@ class Relay:
         """Returns when the worker has the request on record; or what it answers instead."""
         seen = 0
         async for path in self._tries():
-            untold = self._line.untold()
+            untold = self._requests.untold()
             try:
                 async with (
                     asyncio.timeout(STEP_WITHIN_S),
@@ -160,7 +160,7 @@ class Relay:
                     ) as reply,
                 ):
                     if reply.status == 202:
-                        self._line.told(untold)
+                        self._requests.told(untold)
                         return None
                     body = await reply.whole(SMALL_BYTES_MAX)
                     if reply.status not in _AGAIN:
@@ -219,7 +219,7 @@ class Relay:
             *kept,
             (b"X-Skerry-Sandbox", self._sandbox),
             (b"X-Skerry-Request", relay.encode()),
-            *self._line.headers(),
+            *self._requests.headers(),
         ]
 
 

@@ -15,9 +15,9 @@ import h11
 
 from skerry.errors import SkerryError
 from skerry.network.dial import Stream
-from skerry.node.workers.line import Line
 from skerry.node.workers.options import WorkersConfig
 from skerry.node.workers.relay import Refused, Relay, Request, checked
+from skerry.node.workers.requests import Requests
 from skerry.node.workers.visit import Answer, ClientLeft, Host, Visit
 
 HEAD_S = 30.0  # from the first byte of a connection, or the end of an exchange, to a whole head
@@ -61,13 +61,13 @@ class Uplink:
     def __init__(
         self,
         relay: Relay,
-        line: Line,
+        requests: Requests,
         host: Host,
         places: Places,
         spawn: Callable[..., object],
     ) -> None:
         self._relay = relay
-        self._line = line
+        self._requests = requests
         self._host = host
         self._places = places
         self._spawn = spawn
@@ -172,14 +172,14 @@ class Uplink:
 
     async def _answer(self, visit: Visit, request: Request) -> bool:
         """Returns whether the whole answer is out; Refused if there is none."""
-        relay, answer = self._line.begin(), Answer(visit)
+        relay, answer = self._requests.begin(), Answer(visit)
         held_s, left_early = self._host.held_s(), False
         self._places.counts["requests"] += 1
 
         def left() -> None:
             nonlocal left_early
             left_early = not answer.whole
-            self._line.left(relay)
+            self._requests.left(relay)
 
         try:
             with self._places.wait():
@@ -189,8 +189,8 @@ class Uplink:
                 raise
             return False
         finally:
-            self._line.left(relay)
+            self._requests.left(relay)
         if answer.whole and request.asks and not left_early:
-            self._line.handed(relay, held=self._host.held_s() > held_s)
+            self._requests.handed(relay, held=self._host.held_s() > held_s)
             self._spawn(self._relay.tell(request))
         return answer.whole

@@ -11,8 +11,8 @@ from skerry.node.clock import Clock
 from skerry.node.life.link import Link
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.tasks import Tasks
-from skerry.node.workers.line import Line
 from skerry.node.workers.relay import Refused, Relay
+from skerry.node.workers.requests import Requests
 from skerry.node.workers.uplink import Places, Uplink
 from skerry.node.workers.workers import Workers
 from skerry.spec.sandbox import SandboxSpec, State
@@ -49,9 +49,9 @@ class Uplinks:
         """
         host = _Inside(sandbox, link, self._clock, ensure_running)
         for wanted in sandbox.spec.uplinks:
-            line = Line()
-            relay = Relay(sandbox.id, line, self._ready(wanted.worker), self._count)
-            uplink = Uplink(relay, line, host, self._places, self._tasks.spawn)
+            requests = Requests()
+            relay = Relay(sandbox.id, requests, self._ready(wanted.worker), self._count)
+            uplink = Uplink(relay, requests, host, self._places, self._tasks.spawn)
             link.add(wanted.port, uplink.serve)
 
     def gauges(self) -> dict[str, float]:

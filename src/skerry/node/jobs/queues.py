@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from skerry.node.admission.lineup import Line
 from skerry.node.admission.shortage import Claim
 from skerry.node.jobs.job import Job
@@ -9,7 +11,7 @@ from skerry.node.life.batch import Batch
 from skerry.node.node import Node
 from skerry.wire.jobs import JobQueue, JobWaiting
 
-ITEMS_MAX = 1000
+ITEMS_MAX: Final = 1000
 
 
 def queue_of(node: Node, job: Job) -> JobQueue:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 HANDED_MAX = 64  # that the worker has not heard of yet; older ones are forgotten: see `told`
 
 
-class Line:
+class Requests:
     """The requests of one sandbox to its worker.
 
     A worker tells a repeated request from a new one by this, so it is changed at the very moment when
@@ -19,9 +19,6 @@ class Line:
     def __init__(self) -> None:
         self._waiting: dict[str, None] = {}
         self._handed: OrderedDict[str, bool] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def begin(self) -> str:
         """Returns the name of a new request, whose client waits from here on."""
