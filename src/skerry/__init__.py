@@ -40,10 +40,12 @@ if TYPE_CHECKING:
     from skerry.sdk.sync import Client, Sandbox, connect
     from skerry.spec.command import RunResult, Terminal
     from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
+    from skerry.spec.worker import AnswerUrl, ModelSettings, Scaffold
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AnswerUrl": "skerry.spec.worker",
     "Bug": "skerry.errors",
     "CallerError": "skerry.errors",
     "Client": "skerry.sdk.sync",
@@ -56,6 +58,7 @@ _HOMES = {
     "ImageBroken": "skerry.errors",
     "LayerDamaged": "skerry.errors",
     "InvalidRequest": "skerry.errors",
+    "ModelSettings": "skerry.spec.worker",
     "NotFound": "skerry.errors",
     "OutcomeUnknown": "skerry.errors",
     "Overloaded": "skerry.errors",
@@ -68,6 +71,7 @@ _HOMES = {
     "SandboxInfo": "skerry.spec.sandbox",
     "SandboxOptions": "skerry.sdk.options",
     "SandboxSpec": "skerry.spec.sandbox",
+    "Scaffold": "skerry.spec.worker",
     "SkerryError": "skerry.errors",
     "State": "skerry.spec.sandbox",
     "StorageFailed": "skerry.errors",
@@ -78,6 +82,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AnswerUrl",
     "Bug",
     "CallerError",
     "Client",
@@ -90,6 +95,7 @@ __all__ = [
     "ImageBroken",
     "InvalidRequest",
     "LayerDamaged",
+    "ModelSettings",
     "NotFound",
     "OutcomeUnknown",
     "Overloaded",
@@ -102,6 +108,7 @@ __all__ = [
     "SandboxInfo",
     "SandboxOptions",
     "SandboxSpec",
+    "Scaffold",
     "SkerryError",
     "State",
     "StorageFailed",

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from doc_blocks import blocks
+from doc_blocks import ROOT, blocks
 
 pytestmark = pytest.mark.root
 WITHIN_S = 120.0
@@ -41,6 +41,7 @@ def tidy(live_node):
 def test_example_runs_as_written(live_node, tmp_path, block):
     (tmp_path / "repo").mkdir()
     (tmp_path / "repo" / "a.py").write_text("print('hi')\n")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     before = "" if "skerry.connect()" in block.text else BEFORE
     place = "\n" * (block.line - before.count("\n"))  # so that a traceback names the page's line
     example = tmp_path / block.page.name

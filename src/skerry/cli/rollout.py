@@ -157,6 +157,7 @@ def run(app: App, wanted: Wanted, *, jobs: str | None) -> JobSummary:
     from skerry.cli import following
 
     folder, name = jobs_dir(jobs), new_name()
+    tell_of_trainer(app, name, wanted)
 
     async def work() -> JobSummary:
         async with app.client() as client:
@@ -171,6 +172,12 @@ def run(app: App, wanted: Wanted, *, jobs: str | None) -> JobSummary:
         raise
 
 
+def tell_of_trainer(app: App, name: str, wanted: Wanted) -> None:
+    """Says who answers a scaffold that has no model: it waits for as long as nobody does."""
+    if wanted.scaffold is not None and wanted.answers is None:
+        app.note(f"a trainer answers its requests: client.jobs.attach({name!r}).requests()")
+
+
 def start_job(app: App, wanted: Wanted) -> str:
     """Submits a job that runs by itself; returns its name."""
     from skerry.cli import following
@@ -183,6 +190,7 @@ def start_job(app: App, wanted: Wanted) -> str:
 
     app.wait_for(work)
     app.note(f"follow it with: skerry rollout --attach {name}")
+    tell_of_trainer(app, name, wanted)
     return name
 
 

@@ -64,7 +64,7 @@ def ls(
             (
                 info.id,
                 info.state,
-                " + ".join(info.spec.made_of),
+                " + ".join(_short(name) for name in info.spec.made_of),
                 age(now - info.created),
                 info.running_commands,
                 " ".join(f"{name}={value}" for name, value in info.spec.labels.items()),
@@ -111,6 +111,11 @@ async def _look_at(client: Client, sandbox_id: str) -> tuple[SandboxInfo, Usage 
         return info, await sandbox.usage()
     except SkerryError:  # it has ended between the two questions
         return await sandbox.info(), None
+
+
+def _short(name: str) -> str:
+    """Returns a layer's name without the digest that pins it, which `inspect` has."""
+    return name.partition("@")[0] or name
 
 
 def _made_of(info: SandboxInfo) -> list[tuple[str, object]]:

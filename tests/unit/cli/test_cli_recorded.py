@@ -125,6 +125,13 @@ def test_rollout_without_a_reward_somewhere_is_1(job: dict[str, Any]) -> None:
     assert "without a reward" in result.stderr
 
 
+def test_a_scaffold_without_a_model_says_who_answers_it(job: dict[str, Any]) -> None:
+    job["ends"]["scaffold"] = (0.0, Outcome.FAILED)
+    words = ("rollout", "semver-3.0.2", "--scaffold", "my-agent")
+    assert "client.jobs.attach('" in invoke(FakeClient(), *words).stderr
+    assert "client.jobs.attach" not in invoke(FakeClient(), *words, "--model", "http://m").stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [

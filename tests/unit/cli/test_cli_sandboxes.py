@@ -28,6 +28,14 @@ def test_ls_shows_live_ones_and_with_all_the_ended_too() -> None:
     assert "job=7" in shown
 
 
+def test_ls_shows_names_without_the_digests_that_pin_them() -> None:
+    client, digest = FakeClient(), "@sha256:" + "5" * 64
+    pinned = {"image": "base/debian:12" + digest, "layers": ("workspace/a:1" + digest,)}
+    client.infos = {ONE: info(ONE, **pinned)}
+    assert " base/debian:12 + workspace/a:1 " in invoke(client, "ls").stdout
+    assert digest in invoke(client, "ls", "--json").stdout
+
+
 def test_ls_json_gives_one_complete_object_a_line() -> None:
     lines = invoke(two(), "ls", "-a", "--json").stdout.splitlines()
     assert [json.loads(line)["id"] for line in lines] == [ONE, TWO]
