@@ -14,7 +14,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.errors import InvalidRequest, NotFound, StorageFailed, Unavailable
-from skerry.spec.ids import SANDBOX_PATTERN
+from skerry.spec.ids import JOB_PATTERN, SANDBOX_PATTERN
 
 if TYPE_CHECKING:
     from skerry.aio import Client
@@ -235,11 +235,13 @@ def _archive(shelf: Shelf | None, own: Any = None, blobs: str | None = None) -> 
 
 
 async def named(traces: Traces, name: str) -> list[TrajectoryInfo]:
-    """Returns the trajectories of a sandbox's id, or of a rollout's key; NotFound if there is none."""
+    """Returns the trajectories of a sandbox's id, of a rollout's key, or else of a job; NotFound."""
     if SANDBOX_PATTERN.fullmatch(name) is not None:
         found = [info async for info in traces.select(sandbox=name)]
     else:
         found = [info async for info in traces.select(rollout=name)]
+        if not found and JOB_PATTERN.fullmatch(name) is not None:
+            found = [info async for info in traces.select(job=name)]
     if not found:
         raise NotFound(f"no trajectory of {name[:80]!r} in {traces.where}")
     return found

@@ -122,8 +122,12 @@ class _Side:
         elif first is None or event is None:
             self._app.line(f"the same in all {self._count} operations")
         else:
+            from skerry.trajectory.difference import asked_apart
+
+            fields = ", ".join(asked_apart(first))
+            how = f"{first.kind}: {inert(fields)}" if fields else first.kind
             self._app.line(
-                f"first difference at operation {event.ordinal} ({first.kind}); "
+                f"first difference at operation {event.ordinal} ({how}); "
                 f"{self._differences} of {self._count} differ"
             )
         return DIFFERENT if self._differences else 0

@@ -40,6 +40,17 @@ def compare(left: Iterable[Event], right: Iterable[Event]) -> Iterator[Pair]:
         yield Pair(_kind(one, other), one, other)
 
 
+def asked_apart(pair: Pair) -> tuple[str, ...]:
+    """Returns which fields of a pair's requests differ; empty if only what came of them does."""
+    if pair.left is None or pair.right is None:
+        return ()
+    if pair.left.action != pair.right.action:
+        return ("action",)
+    one, other = _wanted(pair.left), _wanted(pair.right)
+    names = sorted({*one, *other})
+    return tuple(name for name in names if canonical(one.get(name)) != canonical(other.get(name)))
+
+
 def _kind(one: Event | None, other: Event | None) -> Kind:
     if one is None or other is None:
         return Kind.LEFT_ONLY if other is None else Kind.RIGHT_ONLY
@@ -51,13 +62,17 @@ def _kind(one: Event | None, other: Event | None) -> Kind:
     return Kind.SAME if _came(one) == _came(other) else Kind.OUTCOME
 
 
-def _asked(event: Event) -> bytes:
+def _wanted(event: Event) -> dict[str, Any]:
     """Returns what was asked for; of a creation without what names this very sandbox."""
     request = dict(event.request)
     if event.action == "create":
         for name in ("key", "rollout", "job", "labels"):
             request.pop(name, None)
-    return canonical(request)
+    return request
+
+
+def _asked(event: Event) -> bytes:
+    return canonical(_wanted(event))
 
 
 def _came(event: Event) -> bytes:

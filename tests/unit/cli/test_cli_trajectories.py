@@ -117,6 +117,24 @@ def test_diff_shows_the_first_difference_and_says_so_by_its_status(boxes, store)
     assert [row["kind"] for row in told[:-1]][-1] == "left_only"
 
 
+def test_diff_names_the_fields_that_were_asked_for_otherwise(story, tmp_path):
+    for number in range(2):
+        box = story.create(number, rollout=f"r-{number}")
+        story.run(box, "echo", str(number))
+    story.ship(str(tmp_path / "store"))
+    shown = invoke(None, "trace", "diff", "r-0", "r-1", "--store", str(tmp_path / "store"))
+    assert "first difference at operation 1 (request: argv)" in shown.stdout
+
+
+def test_a_job_names_all_its_sandboxes(boxes, store):
+    for command in ("show", "verify", "stats"):
+        shown = invoke(None, "trace", command, "train", "--json", *store)
+        assert shown.exit_code == 0, shown.output
+        assert all(box in shown.stdout or command == "stats" for box in boxes)
+    assert rows(shown.stdout)
+    assert invoke(None, "trace", "verify", "no job \u00e9", *store).exit_code == 125
+
+
 def test_verify_of_a_store_and_of_one_sandbox_with_exit_status(boxes, store, tmp_path):
     for name in ([], [boxes[0]], ["r-0"]):
         good = invoke(None, "trace", "verify", *name, *store)
