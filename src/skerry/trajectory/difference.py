@@ -47,8 +47,11 @@ def asked_apart(pair: Pair) -> tuple[str, ...]:
     if pair.left.action != pair.right.action:
         return ("action",)
     one, other = _wanted(pair.left), _wanted(pair.right)
-    names = sorted({*one, *other})
-    return tuple(name for name in names if canonical(one.get(name)) != canonical(other.get(name)))
+
+    def part(request: dict[str, Any], name: str) -> bytes:
+        return canonical({name: request[name]} if name in request else {})
+
+    return tuple(name for name in sorted({*one, *other}) if part(one, name) != part(other, name))
 
 
 def _kind(one: Event | None, other: Event | None) -> Kind:
