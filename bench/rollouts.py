@@ -1,7 +1,20 @@
-"""What grading a rollout in a fresh sandbox costs beside running the same tests where the agent acted.
+"""What rollouts lose when trainer and workers are killed, and what grading in a fresh sandbox costs.
 
 Usage: python bench/rollouts.py [--quick] [--json] [--out FILE]
 
+First a job of 100 rollouts (`--quick`: 12) under which the trainer's process is killed 20 times and a
+worker 10 times (`rollouts_preempt.py` says how), then the same undisturbed. An outside witness counts,
+which agents and trainers tell of each step under names that they draw:
+
+- `preempt_lost`: requests that no answer came back to; `preempt_double`: turns that were asked, sampled,
+  recorded, or run more than once; `preempt_restarted`: agents that were begun again.
+- `preempt_verdicts_differing`: rows of the result table that are not those of the undisturbed run. A row
+  that is not as it must be (the fix 1; nothing, a cheat and an error 0) fails the benchmark, and so do
+  fewer kills.
+- `preempt_s`: from when the layers are there until the last verdict; its floor is the undisturbed job.
+  What is in it: starts of trainers and workers, and rollouts that wait for them.
+
+Then grading beside the same tests where the agent acted.
 Tasks of `examples/tasks` with the real fix applied; their layers are made before any clock. Rounds take
 turns between the two, one at a time. Both sandboxes exist before a clock starts: an agent acted there.
 
@@ -30,6 +43,7 @@ from typing import Any
 from harness import BenchmarkFailedError, RawLog, percentiles
 from product import own_client
 from report import Result, run
+from rollouts_preempt import preempted
 
 ROOT = Path(__file__).resolve().parents[1]
 LABELS = {"role": "bench"}
@@ -120,6 +134,7 @@ async def measure(result: Result, quick: bool) -> None:
         async with own_client() as client:
             builder = Builder(client.images, Downloads(cache, os.environ), lambda _: None)
             environments = await builder.build(tasks)
+            await preempted(result, client, Downloads(cache, os.environ), raw, quick)
             for turn in range(-1, plan.rounds):
                 for environment in environments:
                     parties = (in_place, verified) if turn % 2 else (verified, in_place)
