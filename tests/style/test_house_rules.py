@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,12 @@ def test_every_module_says_why_it_exists() -> None:
         if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
     ]
     assert not mute
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by their names alone, and would collect only one of the two."""
+    names = Counter(path.name for path in tracked("tests/*.py") if path.name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_every_numbered_promise_names_an_existing_test_or_is_pending() -> None:
