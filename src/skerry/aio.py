@@ -9,6 +9,7 @@ from skerry.sdk.forward import ReverseForward
 from skerry.sdk.images import AsyncImages as Images
 from skerry.sdk.jobs import AsyncJob as Job
 from skerry.sdk.jobs import AsyncJobs as Jobs
+from skerry.sdk.rollout import AsyncRollout as Rollout
 from skerry.sdk.sandbox import AsyncSandbox as Sandbox
 from skerry.sdk.sandboxes import AsyncSandboxes as Sandboxes
 from skerry.sdk.session import AsyncSession as Session
@@ -29,6 +30,7 @@ __all__ = [
     "Jobs",
     "LiveCommand",
     "ReverseForward",
+    "Rollout",
     "RunResult",
     "Sandbox",
     "SandboxInfo",

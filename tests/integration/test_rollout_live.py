@@ -95,6 +95,18 @@ async def test_rollout_goes_on_live_where_its_record_ends(node_client) -> None:
             await again.run(NONCE)
 
 
+async def test_rollout_that_has_stopped_its_sandbox_is_repeated_and_nothing_rebuilt(node_client):
+    told = []
+    for _ in range(2):
+        async with node_client.rollout("stopped/1") as rollout:
+            sandbox = await rollout.create(**SMALL)
+            told.append((await sandbox.run(NONCE)).text)
+            assert (await sandbox.stop()).state == "stopped"
+            assert not sandbox.rebuilt
+    assert told[0] == told[1]
+    await sandbox.destroy()
+
+
 async def test_sandboxes_made_at_once_are_told_apart_by_their_names(node_client) -> None:
     async def both(order: tuple[str, str]) -> dict[str, str]:
         async with node_client.rollout("names/1") as rollout:
