@@ -1,4 +1,4 @@
-"""What the node writes into its journal, in the node's own words: of sandboxes, and of commits.
+"""What the node writes into its journal, in the node's own words: of sandboxes, commits and jobs.
 
 Order is the promise (decision 12): `Began` before the backend is asked, `Made` before the sandbox
 is used, `Asked` before START leaves, `Answered` before the answer does, `Doing` before anything else
@@ -6,7 +6,7 @@ is changed, `Did` before its answer leaves, `Ending` before anything is destroye
 sandbox's stream is forgotten. Records survive the death of this process; what else they survive is
 the sandbox's durability (node/trail/levels.py).
 
-Subjects are SANDBOX, its further chapters SANDBOX.1, SANDBOX.2, ..., and the ids of commits. All
+Subjects are SANDBOX, its further chapters SANDBOX.1, SANDBOX.2, ..., the ids of commits, and job:ID. All
 records of a sandbox, over its chapters, are ordered by their seq. A chapter beside the first begins
 with `Continued`, which names the last record of the one before. "forgotten" ends a chapter; only that
 of SANDBOX itself says that the sandbox is gone. Contents in `Did`, `Doing` and `kept` are written as

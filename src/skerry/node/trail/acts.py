@@ -129,7 +129,7 @@ class Trail:
         if act.known is not None:
             try:
                 yield act
-                await self._compare(sandbox, act)
+                _check_same(self._did(sandbox.acts[act.op.hex()]), act.request)
                 await self.levels.reach(sandbox.spec)
             finally:
                 await act.close()
@@ -220,16 +220,9 @@ class Trail:
         if did.action != act.action:
             raise Conflict(f"operation {op} is another one: {did.action}")
         if did.error is not None:
-            if _digest(_plain(did.request)) != _digest(_plain(did.request | act.request)):
-                raise Conflict(f"operation {op} asks for something else")
+            _check_same(did, did.request | act.request)  # contents are not read again
             raise did.error.to_error()
         return did.result if did.result is not None else {}
-
-    async def _compare(self, sandbox: Sandbox, act: Act) -> None:
-        """Raises Conflict unless a repeat asks for what is on record, contents and all."""
-        did = self._did(sandbox.acts[act.op.hex()])
-        if _digest(_plain(did.request)) != _digest(_plain(act.request)):
-            raise Conflict(f"operation {act.op.hex()} asks for something else")
 
     def _did(self, position: Position) -> ledger.Did:
         entry = self._ledger.read(position)
@@ -306,17 +299,22 @@ def plain(value: Any) -> Any:
     return msgspec.to_builtins(value, builtin_types=(bytes,))
 
 
-def _plain(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a request with its contents by digest, however they were kept."""
-    return {name: _by_digest(value) for name, value in request.items()}
+def _check_same(known: ledger.Did, request: Mapping[str, Any]) -> None:
+    """Raises Conflict unless the same is asked for; contents count by digest, however they were kept."""
+    if _digest(_by_digest(known.request)) != _digest(_by_digest(request)):
+        raise Conflict(f"operation {known.op.hex()} asks for something else")
 
 
-def _by_digest(value: Any) -> Any:
+def _by_digest(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _one_by_digest(value) for name, value in values.items()}
+
+
+def _one_by_digest(value: Any) -> Any:
     if isinstance(value, bytes):
         return [hashlib.sha256(value).hexdigest(), len(value)]
     if isinstance(value, dict):
         digest = value.get("blob") or value.get("sha256")
-        return [digest, value.get("bytes")] if digest else _plain(value)
+        return [digest, value.get("bytes")] if digest else _by_digest(value)
     return value
 
 
