@@ -27,6 +27,7 @@ EVENTS_PAGE_MAX: Final = 1000
 TRAJECTORIES_PAGE_MAX: Final = 1000
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -163,6 +164,8 @@ def is_content(value: Any) -> bool:
         and len(value.keys() & {"text", "base64", "blob", "dropped"}) == 1
         and value.keys() <= {"bytes", "text", "base64", "blob", "dropped", "sha256"}
         and ("blob" not in value or _is_digest(value["blob"]))
+        and isinstance(value.get("text", ""), str)
+        and _is_base64(value.get("base64", ""))
     )
 
 
@@ -224,6 +227,10 @@ def request_digest(request: dict[str, Any]) -> str:
 
 def _is_digest(value: Any) -> bool:
     return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def _is_base64(value: Any) -> bool:
+    return isinstance(value, str) and len(value) % 4 == 0 and bool(_BASE64.fullmatch(value))
 
 
 def _by_digest(value: Any) -> Any:

@@ -219,3 +219,35 @@ async def test_digest_of_a_command_is_what_a_client_computes_of_what_it_asks(cli
     assert event.request_digest == request_digest(plain(spec))
     apart = event.request["stdin"].keys() & {"blob", "dropped"}  # by its digest
     assert bool(apart) == (size > 64 << 10)
+
+
+def nested(depth: int) -> object:
+    value: object = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("field", ["request", "result", "usage"])
+async def test_no_event_of_a_harness_keeps_others_from_being_read(client, field):
+    trajectories, api, _ = client
+    sandbox = await api.create()
+    url = f"/v1/sandboxes/{sandbox}/events"
+    for refused in (nested(200), nested(600), 1 << 70, {"bytes": 1, "blob": "0" * 64}):
+        event = {"action": "verdict", field: {"x": refused}}
+        await api.call("POST", url, {"events": [event]}, status=422)
+    like_content = [
+        {"base64": "a"},
+        {"base64": 5},
+        {"base64": "\u00e9"},
+        {"text": 5},
+        {"dropped": 0},
+    ]
+    kept = [nested(100), *({"bytes": 3, **one} for one in like_content)]
+    events = [{"action": "verdict", field: {"x": one}} for one in kept]
+    await api.call("POST", url, {"events": events})
+    told = [event async for event in trajectories.events(sandbox)][1:]
+    assert [getattr(event, field)["x"] for event in told] == kept
+    assert [event.request_digest for event in told] == [request_digest(e.request) for e in told]
+    assert (await trajectories.verify(sandbox)).sound
+    assert (await trajectories.list(sandbox=sandbox))[0].events == 1 + len(kept)

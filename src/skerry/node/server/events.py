@@ -9,6 +9,8 @@ from skerry.node.ledger import Did
 from skerry.node.node import Node
 from skerry.node.server.bodies import EVENTS
 from skerry.node.server.exchange import Exchange
+from skerry.spec.trajectory import blobs_of
+from skerry.spec.values import check_value
 from skerry.wire.events import EVENTS_MAX, EventsTaken, PostedEvent
 
 _as_json = msgspec.json.Encoder().encode
@@ -29,6 +31,12 @@ async def post(node: Node, exchange: Exchange) -> None:
 
 def _entry(event: PostedEvent, now: float) -> Did:
     event.check()
+    said = [event.request, event.result, event.usage, event.error and event.error.fields]
+    check_value(said, "event")
+    if next(blobs_of(said), None) is not None:  # what nobody keeps would read as lost
+        raise InvalidRequest(
+            "event: it names a content of the record (`blob`): say it, or its sha256"
+        )
     try:
         _as_json(event)  # msgpack holds more than a reader could write down
     except (

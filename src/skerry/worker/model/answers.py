@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from skerry.errors import InvalidRequest
+from skerry.spec.values import check_value
 from skerry.worker.model.book import Answer, Asked, Call
-from skerry.worker.model.canonical import check_value, parse
+from skerry.worker.model.canonical import parse
 
 ANSWER_BYTES_MAX = 64 << 20
 TRANSIENT = frozenset({408, 409, 429, *range(500, 600)})  # after these a client tries again

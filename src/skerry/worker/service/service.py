@@ -37,8 +37,9 @@ from skerry.worker.service import views
 from skerry.worker.service.book import Book, Sheet
 from skerry.worker.service.delivery import Delivery
 from skerry.worker.service.lines import Lines
-from skerry.worker.service.requests import DELIVERER, Name
+from skerry.worker.service.requests import Name
 from skerry.worker.service.runner import Runner, policies_of
+from skerry.worker.service.source import JobSource
 
 log = logging.getLogger("skerry.worker")
 JOBS_MAX = 10_000
@@ -120,7 +121,7 @@ class Service:
     async def _carry(self, runner: Runner) -> None:
         """Runs a job; a bug of ours in one costs the others nothing."""
         to = runner.submit.answers
-        source = _Source(self, runner)
+        source = JobSource(self, runner)
         delivering = (
             asyncio.ensure_future(Delivery(to, source, trouble=runner.has_trouble).run())
             if to
@@ -378,34 +379,3 @@ class Service:
         runner = self.runner(job)
         await runner.pulse.wait(version, wait_s)
         return views.signal(runner, self._clock())
-
-
-class _Source:
-    """The requests of a job, for whoever answers them from here."""
-
-    def __init__(self, service: Service, runner: Runner) -> None:
-        self._service = service
-        self._runner = runner
-
-    async def take(self) -> list[tuple[Name, Asked]]:
-        """Returns the next request, once there is one."""
-        requests = self._runner.requests
-        while True:
-            taken = await requests.poll(DELIVERER, 1, 10.0)
-            for name, _ in taken:
-                try:
-                    asked = self._service.asked(self._runner, name)
-                except SkerryError:
-                    requests.give_back(name)
-                    raise
-                if asked is not None:
-                    return [(name, asked)]
-                requests.remove(name)
-
-    async def give(self, name: Name, answer: Any) -> None:
-        """Records an answer."""
-        self._service.answer(self._runner.submit.job, request_id(*name), answer)
-
-    def return_(self, name: Name) -> None:
-        """It waits again."""
-        self._runner.requests.give_back(name)

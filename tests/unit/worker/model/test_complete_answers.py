@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from skerry.errors import InvalidRequest
+from skerry.spec import values
 from skerry.worker.model import answers, canonical, events
 from skerry.worker.model.answers import complete
 from skerry.worker.model.book import Asked, Call
@@ -258,7 +259,7 @@ def test_a_body_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_read_can_be_packed_and_read_again_at_any_depth_of_the_stack() -> None:
-    deep = b"[" * (canonical.DEPTH_MAX - 1) + b"]" * (canonical.DEPTH_MAX - 1)
+    deep = b"[" * (values.DEPTH_MAX - 1) + b"]" * (values.DEPTH_MAX - 1)
     body = b'{"messages": [], "n": [18446744073709551615, -9223372036854775808], "x": %s}' % deep
 
     def below(left: int) -> None:
@@ -272,7 +273,7 @@ def test_what_is_read_can_be_packed_and_read_again_at_any_depth_of_the_stack() -
 
 
 def test_the_values_of_a_body_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canonical, "VALUES_MAX", 10)
+    monkeypatch.setattr(values, "VALUES_MAX", 10)
     canonical.parse(Call.CHAT, b'{"messages": [1, 2, 3]}')
     with pytest.raises(InvalidRequest, match="more than 10 values"):
         canonical.parse(Call.CHAT, b'{"messages": [1, 2, 3], "x": [1, 2, 3, 4, 5, 6]}')
@@ -288,9 +289,9 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("call", "given"),
     [
-        (Call.CHAT, {"content": "x", "more": nested(canonical.DEPTH_MAX)}),
+        (Call.CHAT, {"content": "x", "more": nested(values.DEPTH_MAX)}),
         (Call.CHAT, {"content": "x", "seed": 1 << 70}),
-        (Call.CHAT, {"error": {"message": "x", "more": nested(canonical.DEPTH_MAX)}}),
+        (Call.CHAT, {"error": {"message": "x", "more": nested(values.DEPTH_MAX)}}),
         (Call.RESPONSES, {"output": [], "status": []}),
         (Call.RESPONSES, {"output": [], "status": {"x": 1}}),
     ],
