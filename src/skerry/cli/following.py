@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +22,7 @@ from skerry.spec.task import TaskSpec
 from skerry.spec.verdict import Outcome
 from skerry.spec.worker import AnswerUrl, ModelSettings, Scaffold, Submit, rollout_id
 from skerry.trajectory.rollouts import JobLog
+from skerry.trajectory.rollouts_reader import blobs_in_line
 
 if TYPE_CHECKING:
     from skerry.aio import Client, Job
@@ -194,7 +195,7 @@ class _Copy:
         if line.kind == "end" or (line.kind == "job" and self._has_head):
             return
         self._has_head = self._has_head or line.kind == "job"
-        for digest in _blobs(line.data):
+        for digest in blobs_in_line(line.data):
             if not (self._log.folder / "blobs" / digest).exists():
                 self._log.blob(await self._job.blob(digest))
         self._log.append(line.kind, line.data, durable=line.kind in ("job", "rollout"))
@@ -251,16 +252,3 @@ class _Copy:
                 **who,
             )
         )
-
-
-def _blobs(value: Any) -> Iterator[str]:
-    """Yields the digests that a line refers to."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key in {"blob", "submission"} and isinstance(inner, str):
-                yield inner
-            else:
-                yield from _blobs(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _blobs(inner)

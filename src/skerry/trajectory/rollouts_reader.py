@@ -115,7 +115,7 @@ def _line_problems(number: int, raw: bytes, line: Line, prev: str, seq: int) -> 
 
 
 def _blob_problems(number: int, line: Line, folder: Path) -> Iterator[Problem]:
-    for digest in _blobs(line.data):
+    for digest in blobs_in_line(line.data):
         path = folder / "blobs" / digest
         if len(digest) != 64 or not digest.isalnum() or not path.is_file():
             yield Problem(number, "blob", f"the blob {digest[:64]} is missing")
@@ -123,16 +123,17 @@ def _blob_problems(number: int, line: Line, folder: Path) -> Iterator[Problem]:
             yield Problem(number, "blob", f"the blob {digest} was changed")
 
 
-def _blobs(value: object) -> Iterator[str]:
+def blobs_in_line(value: object) -> Iterator[str]:
+    """Yields the digests of the blobs that a line's data refers to."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key in {"blob", "submission"} and isinstance(inner, str):
                 yield inner
             else:
-                yield from _blobs(inner)
+                yield from blobs_in_line(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _blobs(inner)
+            yield from blobs_in_line(inner)
 
 
 def _known(jobs_dir: Path, job: str) -> str:

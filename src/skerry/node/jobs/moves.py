@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
 from skerry.errors import SkerryError
@@ -82,16 +82,13 @@ class Move:
     async def run(self, control: Control, clock: Clock) -> None:
         """Carries it out; what goes wrong with one sandbox is told, and holds up no other."""
         began = clock.monotonic()
-        left: Iterator[Sandbox] = iter(self.sandboxes)
 
-        async def hand() -> None:
-            while not self.cancelled and (sandbox := next(left, None)) is not None:
+        async def one(sandbox: Sandbox) -> None:
+            if not self.cancelled:
                 await self._one(sandbox, control)
 
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(AT_ONCE, len(self.sandboxes))):
-                    group.create_task(hand())
+            await each(self.sandboxes, one, AT_ONCE)
         except asyncio.CancelledError:
             raise  # the node is ending: who listens finds this again at its next start
         except BaseException:
