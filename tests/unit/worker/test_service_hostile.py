@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from service_world import World
 from upstream import say, upstream
@@ -14,6 +16,7 @@ from upstream import say, upstream
 from skerry.errors import StorageFailed
 from skerry.spec.worker import AnswerUrl
 from skerry.trajectory.rollouts import JobLog
+from skerry.worker.model.handler import RELAYS_MAX
 from skerry.worker.service import delivery, service
 
 
@@ -134,3 +137,27 @@ async def test_whatever_a_server_answers_the_others_are_delivered(
         running.submit(world.submit(answers=AnswerUrl(url=server.url, tries=1)))
         assert [one.reward async for one in job.results()] == [1.0, 1.0]
     assert odd == []
+
+
+async def test_a_sandbox_may_have_as_many_requests_at_once_as_a_header_names(world: World) -> None:
+    waiting = ",".join(secrets.token_hex(16) for _ in range(RELAYS_MAX - 1))
+    ask = world.ask
+    names: list[dict[str, str]] = []
+
+    async def crowded(sandbox: str, token: str, text: str) -> Any:
+        headers = {"X-Skerry-Sandbox": sandbox, "Authorization": f"Bearer {token}"}
+        headers |= {"X-Skerry-Request": secrets.token_hex(16), "X-Skerry-Waiting": waiting}
+        connector = aiohttp.UnixConnector(str(world.socket))
+        async with (
+            aiohttp.ClientSession("http://worker", connector=connector) as session,
+            session.get("/model/v1/models", headers=headers) as reply,
+        ):
+            names.append(await reply.json())
+        return await ask(sandbox, token, text)
+
+    world.ask = crowded  # type: ignore[method-assign]
+    async with world.worker() as running, world.trainer() as job, asyncio.timeout(60):
+        running.submit(world.submit(n=1))
+        await world.sample(job)
+        assert [one.reward async for one in job.results()] == [1.0]
+    assert [one["object"] for one in names] == ["list"] * world.turns

@@ -46,6 +46,7 @@ from skerry.worker.service.service import Service
 
 T = TypeVar("T")
 TENANT = "X-Skerry-Tenant"
+FIELD_BYTES_MAX = 65_536  # a node names all requests of a sandbox that wait in one header
 REQUESTS_AT_ONCE_MAX = 256  # of one long poll
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _pack = msgspec.msgpack.Encoder().encode
@@ -228,7 +229,11 @@ async def listening(
     At the end, what is still being answered has `grace_s` seconds.
     """
     runner = web.AppRunner(
-        Api(service).app(), access_log=None, handler_cancellation=True, shutdown_timeout=grace_s
+        Api(service).app(),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=grace_s,
+        max_field_size=FIELD_BYTES_MAX,
     )
     await runner.setup()
     try:
