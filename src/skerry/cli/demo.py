@@ -31,8 +31,8 @@ EXPECTED = {"gold": (1.0, "passed"), "noop": (0.0, "failed"), "cheat": (0.0, "ta
 @click.option("--concurrency", type=click.IntRange(1), help="Rollouts at a time [2 a core].")
 @click.option("--preempt", is_flag=True,
               help="Kill the trainer again and again, and compare with an undisturbed run.")  # fmt: skip
-@click.option("--kills", type=click.IntRange(0, 1000), default=5, show_default=True,
-              help="Of the trainer, with --preempt.")  # fmt: skip
+@click.option("--kills", type=click.IntRange(0, 1000),
+              help="Of the trainer, with --preempt [5].")  # fmt: skip
 @click.option("--worker-kills", type=click.IntRange(0, 1000),
               help="Of the node's worker, with --preempt [2; 0 with --url].")  # fmt: skip
 @jobs_option
@@ -45,7 +45,7 @@ def demo(
     tasks: tuple[str, ...],
     concurrency: int | None,
     preempt: bool,
-    kills: int,
+    kills: int | None,
     worker_kills: int | None,
     jobs: str | None,
 ) -> int:
@@ -61,13 +61,15 @@ def demo(
     agents and trainers did; then the same runs undisturbed. Exit status 0 only if nothing was lost,
     done twice or begun again, and both result tables are the same and as they must be.
     """
+    if not preempt and (kills, worker_kills) != (None, None):
+        raise click.UsageError("--kills and --worker-kills go with --preempt")
     if preempt:
         return preempted(
             app,
             tasks,
             count=count,
             concurrency=concurrency or default_concurrency(),
-            kills=(kills, worker_kills),
+            kills=(5 if kills is None else kills, worker_kills),
             jobs=jobs,
         )
     from skerry.cli.following import Wanted

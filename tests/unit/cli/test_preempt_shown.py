@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from fake_client import invoke
 
 from skerry.cli.preempt.killing import kill_points
 from skerry.cli.preempt.script import EXPECTED, KINDS, TURNS, Script
@@ -161,3 +162,12 @@ def test_the_agent_needs_nothing_but_the_standard_library() -> None:
     from skerry.cli.preempt import agent
 
     assert "skerry." not in Path(agent.__file__).read_text()
+
+
+def test_kills_go_with_preempt_and_reach_no_other_machine() -> None:
+    assert invoke(None, "demo", "--kills", "3").exit_code == 2
+    assert invoke(None, "demo", "--worker-kills", "3").exit_code == 2
+    far = ("--url", "http://192.0.2.1:1", "demo", "--preempt", "--worker-kills", "1")
+    result = invoke(None, *far)
+    assert result.exit_code != 0
+    assert "another machine" in result.stderr
