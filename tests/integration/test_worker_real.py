@@ -201,6 +201,14 @@ async def test_a_scaffold_that_breaks_its_sandbox_has_failed_and_says_how(
         (record,) = [one async for one in job.results()]
         assert (record.reward, record.attempts) == (0.0, ())
         assert record.verdict in ("failed", "tampered")
+        found = await node_client.trajectories.list(rollout=record.rollout)
+        told = [
+            event
+            for one in found
+            async for event in node_client.trajectories.events(one.sandbox)
+            if event.action == "verdict"
+        ]
+        assert [event.result["outcome"] for event in told if event.result] == [record.verdict]
         assert "left its environment broken" in record.repercussion
     finally:
         await job.end()

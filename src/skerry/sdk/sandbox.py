@@ -110,10 +110,12 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
         result: dict[str, Any] | None = None,
         started: float | None = None,
         usage: dict[str, Any] | None = None,
+        op_id: str | None = None,
     ) -> int:
         """Adds to its record, once: a "verdict", or "harness.NAME"; values are what JSON can hold.
 
-        Returns the number of the record. Raises InvalidRequest, StorageFailed.
+        The same again under one `op_id`, 32 hexadecimal digits, is recorded once. Returns the number
+        of the record. Raises InvalidRequest, StorageFailed.
         """
         event = PostedEvent(
             action=action,
@@ -122,7 +124,7 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
             started=started,
             usage=usage or {},
         )
-        once = {"op": secrets.token_hex(16)}
+        once = {"op": op_id or secrets.token_hex(16)}
         taken = await self._transport.call(
             "POST",
             f"{self._root}/events",

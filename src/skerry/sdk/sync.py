@@ -808,13 +808,17 @@ class Sandbox:
         result: dict[str, Any] | None = None,
         started: float | None = None,
         usage: dict[str, Any] | None = None,
+        op_id: str | None = None,
     ) -> int:
         """Adds to its record, once: a "verdict", or "harness.NAME"; values are what JSON can hold.
 
-        Returns the number of the record. Raises InvalidRequest, StorageFailed.
+        The same again under one `op_id`, 32 hexadecimal digits, is recorded once. Returns the number
+        of the record. Raises InvalidRequest, StorageFailed.
         """
         return self._portal.call(
-            self._inner.record(action, request=request, result=result, started=started, usage=usage)
+            self._inner.record(
+                action, request=request, result=result, started=started, usage=usage, op_id=op_id
+            )
         )
 
     def wait(self, state: State = State.STOPPED, *, timeout: float = 3600.0) -> SandboxInfo:

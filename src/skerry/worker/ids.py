@@ -11,6 +11,12 @@ def operation_id(rollout: str, attempt: int, step: int) -> str:
     return hashlib.blake2b(text, digest_size=16, person=b"skerry-step").hexdigest()
 
 
+def verdict_id(rollout: str, attempt: int) -> str:
+    """Returns the id under which the verdict on an agent's sandbox is recorded, once."""
+    text = f"{rollout}\x00{attempt}".encode()
+    return hashlib.blake2b(text, digest_size=16, person=b"skerry-verdict").hexdigest()
+
+
 def agent_key(rollout: str, attempt: int) -> str:
     """Returns the key under which an attempt's sandbox is made, once."""
     return f"rollout/{rollout}/{attempt}"

@@ -101,6 +101,16 @@ class Sandbox(Protocol):
     async def resume(self) -> SandboxInfo:
         """Returns once it runs."""
 
+    async def record(
+        self,
+        action: str,
+        *,
+        request: dict[str, Any] | None = None,
+        result: dict[str, Any] | None = None,
+        op_id: str | None = None,
+    ) -> int:
+        """Adds to its record, once for each id."""
+
     async def diff(self) -> tuple[Change, ...]:
         """Returns what changed since it was made."""
 

@@ -30,7 +30,7 @@ from skerry.spec.verdict import Outcome, Verdict
 from skerry.trajectory.rollouts import JobLog
 from skerry.worker.acting import Acting, check_node
 from skerry.worker.clock import Clocks
-from skerry.worker.ids import agent_key, verifier_key
+from skerry.worker.ids import agent_key, verdict_id, verifier_key
 from skerry.worker.lives import (
     TTL_MARGIN_S,
     destroy_key,
@@ -56,6 +56,7 @@ from skerry.worker.memory import (
 from skerry.worker.plan import Models, Plan
 from skerry.worker.ports import Client, Sandbox
 from skerry.worker.session import CannotStart, Session
+from skerry.worker.verdicts import record_verdict
 from skerry.worker.verify import Guards, collect, grade
 
 ATTEMPTS = 3
@@ -255,7 +256,12 @@ class Rollouts:
             mounts=sandbox.created_as.mounts,
             repercussion=acted.repercussion or submission.repercussion,
         )
-        memory.submit(early_or(submission, acted.verdict))
+        submission = early_or(submission, acted.verdict)
+        if submission.verdict is not None:  # nothing will be verified
+            once = verdict_id(plan.rollout, memory.attempt)
+            labels = self._labels(plan, "agent")
+            await record_verdict(sandbox, submission.verdict, labels, once)
+        memory.submit(submission)
 
     # --- grading ---------------------------------------------------------------------------------
 
@@ -271,6 +277,7 @@ class Rollouts:
                     client,
                     key=verifier_key(plan.rollout, memory.verifying),
                     detached=True,
+                    rollout=plan.rollout,
                     job=self._job,
                     wait=CREATE_WAIT_S,
                 )

@@ -36,6 +36,7 @@ from skerry.worker.inside import program
 from skerry.worker.lives import is_lost, sandbox_of
 from skerry.worker.memory import Submission
 from skerry.worker.ports import Client, Sandbox
+from skerry.worker.verdicts import record_verdict
 
 SUBMISSION_BYTES_MAX = 64 << 20
 SUBMISSION_FILES_MAX = 20_000
@@ -159,16 +160,20 @@ async def _verify(
         except SandboxError as error:
             # Nothing of the submission has run yet.
             raise Unavailable(f"the verifying sandbox: {error.message}") from error
-        if problem:
-            return Ran(failed(problem))
-        report, lost = await _run_tests(sandbox, environment, guards)
+        ran = Ran(failed(problem)) if problem else await _judged(sandbox, environment, guards)
+        await record_verdict(sandbox, ran.verdict, labels)
+    return msgspec.structs.replace(ran, seconds=time.monotonic() - began)
+
+
+async def _judged(sandbox: Sandbox, environment: Environment, guards: Guards) -> Ran:
+    """Runs the tests on what was applied, and says what came of it."""
+    task = environment.task
+    report, lost = await _run_tests(sandbox, environment, guards)
     if report is not None:
-        verdict, outcomes = judge(task, report), report.outcomes
-    elif isinstance(lost, Verdict):
-        verdict, outcomes = lost, {}
-    else:
-        verdict, outcomes = judge(task, None, lost), {}
-    return Ran(verdict, outcomes, time.monotonic() - began)
+        return Ran(judge(task, report), report.outcomes)
+    if isinstance(lost, Verdict):
+        return Ran(lost)
+    return Ran(judge(task, None, lost))
 
 
 def _seconds(task: TaskSpec) -> float:

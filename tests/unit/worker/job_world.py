@@ -164,6 +164,19 @@ class FakeSandbox:
         self.paused = False
         return await self.info()
 
+    async def record(
+        self,
+        action: str,
+        *,
+        request: dict[str, Any] | None = None,
+        result: dict[str, Any] | None = None,
+        op_id: str | None = None,
+    ) -> int:
+        self.may("record")
+        key = op_id or str(len(self.world.recorded))
+        self.world.recorded.setdefault(key, (self.id, action, request, result))
+        return len(self.world.recorded)
+
     async def diff(self) -> tuple[Change, ...]:
         self.may("diff")
         return tuple(
@@ -208,6 +221,7 @@ class FakeClient:
         self.images = FakeImages()
         self.jobs = FakeJobs(self.images)
         self.made: list[FakeSandbox] = []
+        self.recorded: dict[str, tuple[str, str, Any, Any]] = {}
         self.on_create: Callable[[str], None] | None = None
         self.on_call: Callable[[FakeSandbox, str], None] | None = None
         self.report: Report = honest

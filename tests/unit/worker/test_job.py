@@ -35,10 +35,12 @@ from skerry.errors import (
 )
 from skerry.spec.command import RunResult
 from skerry.spec.rollout import JobEvent, JobSummary, RolloutRecord
-from skerry.spec.verdict import Outcome
+from skerry.spec.sandbox import SandboxSpec
+from skerry.spec.verdict import Evidence, Outcome, Verdict
 from skerry.trajectory.rollouts_reader import list_rollouts, show_rollout, verify_job
 from skerry.worker.job import run_job
 from skerry.worker.policies import policy_named
+from skerry.worker.verdicts import record_verdict
 
 
 async def job(client: FakeClient, top: Path, *policies: str, n: int = 1, **more: Any) -> JobSummary:
@@ -85,6 +87,33 @@ async def test_each_cheat_that_a_diff_shows_is_tampered(client: FakeClient, tmp_
     assert roles.count("verify") == 1
 
 
+async def test_each_verdict_is_in_the_record_of_the_sandbox_that_it_was_found_in(
+    client: FakeClient, tmp_path: Path
+) -> None:
+    record = await one(client, tmp_path)
+    cheat = (await job(client, tmp_path, "cheat")).records[0]
+    assert (record.verdict, cheat.verdict) == (Outcome.PASSED, Outcome.TAMPERED)
+    roles = {sandbox.id: sandbox.role for sandbox in client.made}
+    found = [(roles[sandbox], *rest) for sandbox, *rest in client.recorded.values()]
+    (passed, tampered) = found
+    assert (passed[0], passed[1], passed[2]["rollout"]) == ("verify", "verdict", record.rollout)
+    assert (passed[3]["outcome"], passed[3]["reward"]) == ("passed", 1.0)
+    assert (tampered[0], tampered[2]["rollout"]) == ("agent", cheat.rollout)
+    assert (tampered[3]["outcome"], tampered[3]["reward"]) == ("tampered", 0.0)
+    assert tampered[3]["evidence"]
+
+
+async def test_a_path_that_is_no_text_does_not_keep_a_verdict_from_the_record(
+    client: FakeClient,
+) -> None:
+    sandbox = FakeSandbox(client, 0, SandboxSpec(labels={"role": "agent"}))
+    evidence = (Evidence("planted_conftest", "a\udcff/conftest.py"),)
+    await record_verdict(sandbox, Verdict(Outcome.TAMPERED, 0.0, evidence), {"rollout": "r"}, "op")
+    await record_verdict(sandbox, Verdict(Outcome.TAMPERED, 0.0, evidence), {"rollout": "r"}, "op")
+    ((_, _, _, result),) = client.recorded.values()
+    assert result["evidence"][0]["path"] == "a\\udcff/conftest.py"
+
+
 async def test_only_kept_files_reach_the_fresh_sandbox(client: FakeClient, tmp_path: Path) -> None:
     await job(client, tmp_path, "gold")
     agent, fresh = client.made
@@ -112,7 +141,7 @@ PLATFORM = [
 @pytest.mark.parametrize(
     ("role", "call"),
     [("agent", "run"), ("agent", "diff"), ("agent", "diff_tar"), ("verify", "info"),
-     ("verify", "run"), ("verify", "put_tree"), ("verify", "write")],
+     ("verify", "record"), ("verify", "run"), ("verify", "put_tree"), ("verify", "write")],
 )  # fmt: skip
 async def test_a_platform_fault_is_never_a_reward(
     client: FakeClient, tmp_path: Path, role: str, call: str, error: SkerryError
