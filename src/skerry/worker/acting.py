@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import time
 
-from skerry.errors import CallerError, SandboxError, SkerryError
+from skerry.errors import CallerError, SandboxError, SkerryError, Unavailable
 from skerry.integrity.verdict import failed
 from skerry.spec.sandbox import State
 from skerry.worker.clock import ActClock, Clocks
-from skerry.worker.lives import is_lost
+from skerry.worker.lives import is_host_full, is_lost
 from skerry.worker.memory import Acted, Memory, NodeAway
 from skerry.worker.plan import Models, Plan
 from skerry.worker.ports import Client, Sandbox
@@ -64,6 +64,8 @@ class Acting:
             except (SandboxError, CallerError) as error:
                 if is_lost(error):
                     raise
+                if is_host_full(error):
+                    raise Unavailable(f"the host's disk: {error.message}") from error
                 return await self._ended_early(error, sandbox, session, clock.spent_s)
             except SkerryError:
                 if memory.durable:

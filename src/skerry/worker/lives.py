@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from skerry.errors import SandboxError, SkerryError, Unavailable
+from skerry.errors import DiskFull, SandboxError, SkerryError, Unavailable
 from skerry.spec.task import TaskSpec
 from skerry.worker.memory import Standstill
 from skerry.worker.ports import Client, Sandbox
@@ -19,6 +20,11 @@ TTL_MARGIN_S = 120.0
 def is_lost(error: SkerryError) -> bool:
     """Returns whether the host lost the sandbox: then nobody inside is to blame for the error."""
     return "lost" in error.fields
+
+
+def is_host_full(error: SkerryError) -> bool:
+    """Returns whether the host's disk is full, not a quota: then nobody inside is to blame."""
+    return isinstance(error, DiskFull) and error.fields.get("errno") == errno.ENOSPC
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:

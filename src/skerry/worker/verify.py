@@ -33,7 +33,7 @@ from skerry.spec.task import TaskSpec
 from skerry.spec.verdict import Outcome, Verdict
 from skerry.worker.environment import SCORE_PROGRAM, SCORE_UID, Environment
 from skerry.worker.inside import program
-from skerry.worker.lives import is_lost, sandbox_of
+from skerry.worker.lives import is_host_full, is_lost, sandbox_of
 from skerry.worker.memory import Submission
 from skerry.worker.ports import Client, Sandbox
 from skerry.worker.verdicts import record_verdict
@@ -222,6 +222,8 @@ async def _apply(sandbox: Sandbox, environment: Environment, submission: Submiss
         try:
             await sandbox.files.put_tree(task.workdir, _chunks(submission.tar))
         except FileRefused as error:
+            if is_host_full(error):
+                raise Unavailable(f"the host's disk: {error.message}") from error
             return f"the submission cannot be applied: {error.message}"
     return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from job_world import (
 from skerry.errors import (
     Bug,
     Conflict,
+    DiskFull,
     FileRefused,
     ImageBroken,
     InvalidRequest,
@@ -223,6 +225,26 @@ async def test_a_sandbox_that_the_host_lost_is_no_fault_of_the_policy(
     record = await one(client, tmp_path)
     assert (record.verdict, record.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
     assert len(record.attempts) == 3
+
+
+@pytest.mark.parametrize(
+    ("role", "call"), [("agent", "write"), ("verify", "put_tree"), ("verify", "write")]
+)
+async def test_a_full_disk_of_the_host_is_no_fault_of_the_policy(
+    client: FakeClient, tmp_path: Path, role: str, call: str
+) -> None:
+    client.on_call = raiser(DiskFull("full", errno=errno.ENOSPC), role=role, call=call)
+    record = await one(client, tmp_path, "cheat" if role == "agent" else "gold")
+    assert (record.verdict, record.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
+
+
+@pytest.mark.parametrize(("role", "call"), [("agent", "write"), ("verify", "put_tree")])
+async def test_a_full_quota_is_the_policys_own(
+    client: FakeClient, tmp_path: Path, role: str, call: str
+) -> None:
+    client.on_call = raiser(DiskFull("full", errno=errno.EDQUOT), role=role, call=call)
+    record = await one(client, tmp_path, "cheat" if role == "agent" else "gold")
+    assert (record.verdict, record.reward, record.attempts) == (Outcome.FAILED, 0.0, ())
 
 
 @pytest.mark.parametrize("call", ["run", "diff", "diff_tar"])
