@@ -13,7 +13,7 @@ COMMANDS = {
     "rollout": ("skerry.cli.rollout:rollout", "Run a job: policies over tasks, graded."),
     "job": ("skerry.cli.job:job", "List, show, pause, resume and remove jobs."),
     "trace": (
-        "skerry.cli.trace:trace",
+        "skerry.cli.trace.command:trace",
         "What is on record: list, show, diff, export, stats, verify.",
     ),
     "task": ("skerry.cli.task:task", "Make, check and list tasks."),

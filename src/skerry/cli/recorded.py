@@ -13,7 +13,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.secrets import state_home
-from skerry.cli.traceview import inert
+from skerry.cli.trace.view import inert
 from skerry.cli.words import plural
 from skerry.errors import NotFound
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_client import FakeClient, invoke
 
-from skerry.cli import traces
+from skerry.cli.trace import places
 from skerry.spec.sandbox import State
 from skerry.spec.trajectory import TrajectoryInfo
 from skerry.trajectory.store import BLOBS, segment_key
@@ -251,8 +251,8 @@ def test_rollouts_of_jobs_and_sandboxes_of_a_node_read_as_one(story, tmp_path, m
     story.run(box, "echo", "inside", stdout=b"inside\n")
     client = FakeClient()
     client.trajectories = Trajectories(story)
-    monkeypatch.setattr(traces, "node_is_there", lambda _app: True)
-    monkeypatch.setattr("skerry.cli.trace.node_is_there", lambda _app: True)
+    monkeypatch.setattr(places, "node_is_there", lambda _app: True)
+    monkeypatch.setattr("skerry.cli.trace.command.node_is_there", lambda _app: True)
     shown = invoke(client, "trace", "show", "job1-0000")
     assert shown.exit_code == 0, shown.output
     assert "note" in shown.stdout

@@ -11,6 +11,7 @@ from skerry.node.node import Node
 from skerry.node.server.exchange import Exchange
 from skerry.node.workers.upstream import Reply, WorkerGone, asking
 from skerry.spec.limits import MIB
+from skerry.wire.relay import TENANT
 
 BODY_BYTES_MAX = 65 * MIB  # a submission's (spec.worker), and what is around it
 QUERY_BYTES_MAX = 4096
@@ -40,7 +41,7 @@ async def ask(node: Node, exchange: Exchange) -> None:
 
 async def _pass(node: Node, exchange: Exchange, number: int, target: bytes, body: bytes) -> None:
     headers: Headers = [pair for pair in exchange.scope["headers"] if pair[0] in _PASSED]
-    headers.append((b"X-Skerry-Tenant", exchange.tenant.encode()))
+    headers.append((TENANT.encode(), exchange.tenant.encode()))
     method = exchange.scope["method"].encode()
     for left in range(TRIES - 1, -1, -1):
         socket = await node.workers.ready_soon(number)

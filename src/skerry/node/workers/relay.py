@@ -17,6 +17,7 @@ from typing import Protocol
 from skerry.network.target import Headers
 from skerry.node.workers.requests import Requests
 from skerry.node.workers.upstream import Reply, WorkerGone, asking
+from skerry.wire.relay import REQUEST, RESUME, SANDBOX
 
 SMALL_BYTES_MAX = 1 << 20  # of an answer that comes at once: an error, the list of models
 STEP_WITHIN_S = 120.0  # for a worker to record a request, after which it is asked again
@@ -217,8 +218,8 @@ class Relay:
         kept = [(name, value) for name, value in request.headers if name in _KEPT]
         return [
             *kept,
-            (b"X-Skerry-Sandbox", self._sandbox),
-            (b"X-Skerry-Request", relay.encode()),
+            (SANDBOX.encode(), self._sandbox),
+            (REQUEST.encode(), relay.encode()),
             *self._requests.headers(),
         ]
 
@@ -245,7 +246,7 @@ class _Answer:
             raise Refused(
                 503, "the worker has lost its record of this request", "unavailable", retry=True
             )
-        self.resume = reply.header(b"x-skerry-resume") == b"1"
+        self.resume = reply.header(RESUME.lower().encode()) == b"1"
         if self._known is None:
             await self._client.head(seen[0], _given(reply), seen[1], resume=self.resume)
             self._known = seen

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 
+from skerry.wire.relay import HANDED, WAITING, handed_text
+
 HANDED_MAX = 64  # that the worker has not heard of yet; older ones are forgotten: see `told`
 
 
@@ -48,10 +50,7 @@ class Requests:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Returns what goes with every request."""
-        handed = ",".join(
-            f"{relay};held" if held else relay for relay, held in self._handed.items()
-        )
         return [
-            (b"X-Skerry-Waiting", ",".join(self._waiting).encode()),
-            (b"X-Skerry-Handed", handed.encode()),
+            (WAITING.encode(), ",".join(self._waiting).encode()),
+            (HANDED.encode(), handed_text(self._handed.items()).encode()),
         ]

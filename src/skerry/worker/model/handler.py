@@ -29,15 +29,13 @@ import msgspec
 from aiohttp import web
 
 from skerry.errors import InvalidRequest, NotFound, SkerryError
+from skerry.wire.relay import HANDED, REQUEST, RESUME, SANDBOX, WAITING, handed_pair
 from skerry.worker.model import events
 from skerry.worker.model.answers import TRANSIENT, error_body
 from skerry.worker.model.book import Answer, Asked, Book, Call, Failed, Handed, Note
 from skerry.worker.model.canonical import BODY_BYTES_MAX, digest, parse
 from skerry.worker.model.ordinals import Incoming, Ordinals
 
-SANDBOX, REQUEST, WAITING, HANDED, RESUME = (
-    f"X-Skerry-{word}" for word in ("Sandbox", "Request", "Waiting", "Handed", "Resume")
-)
 RETRY = "X-Stainless-Retry-Count"
 RELAYS_MAX = 1024  # named in one header
 _RELAY = re.compile(r"[0-9a-f]{32}")
@@ -266,8 +264,8 @@ def _listed(request: web.Request, header: str) -> list[str]:
 
 def _handed(request: web.Request) -> tuple[Handed, ...]:
     """Returns what was handed over; `;held` marks what a paused sandbox was given."""
-    split = [word.partition(";") for word in _listed(request, HANDED)]
-    return tuple(Handed(relay=_checked(relay), held=mark == "held") for relay, _, mark in split)
+    pairs = map(handed_pair, _listed(request, HANDED))
+    return tuple(Handed(relay=_checked(relay), held=held) for relay, held in pairs)
 
 
 def _retries(request: web.Request) -> bool:

@@ -41,11 +41,11 @@ from skerry.spec.worker import (
     check_consumer,
 )
 from skerry.wire.http import MSGPACK, ErrorBody
+from skerry.wire.relay import TENANT
 from skerry.worker.service import views
 from skerry.worker.service.service import Service
 
 T = TypeVar("T")
-TENANT = "X-Skerry-Tenant"
 FIELD_BYTES_MAX = 65_536  # a node names all requests of a sandbox that wait in one header
 REQUESTS_AT_ONCE_MAX = 256  # of one long poll
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -14,8 +14,8 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
-from skerry.cli.traces import Place, Traces, named, one_named, open_traces, store_options
-from skerry.cli.traceview import brief, came, cut, inert
+from skerry.cli.trace.places import Place, Traces, named, one_named, open_traces, store_options
+from skerry.cli.trace.view import brief, came, cut, inert
 from skerry.cli.words import age, size
 from skerry.errors import InvalidRequest, LayerDamaged, NotFound
 from skerry.sdk.inturn import in_thread

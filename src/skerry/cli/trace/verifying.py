@@ -10,8 +10,8 @@ import click
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
 from skerry.cli.recorded import jobs_dir, jobs_option, newest
-from skerry.cli.traces import Place, named, open_traces, store_options
-from skerry.cli.traceview import inert
+from skerry.cli.trace.places import Place, named, open_traces, store_options
+from skerry.cli.trace.view import inert
 from skerry.cli.words import plural
 from skerry.errors import InvalidRequest
 

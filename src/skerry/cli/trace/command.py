@@ -22,10 +22,10 @@ from skerry.cli.recorded import (
     show_table,
     who,
 )
-from skerry.cli.traces import Place, Traces, named, node_is_there, open_traces, store_options
-from skerry.cli.traceverify import verify
-from skerry.cli.traceview import inert, inert_lines, lines_of
-from skerry.cli.tracework import diff, export, stats
+from skerry.cli.trace.places import Place, Traces, named, node_is_there, open_traces, store_options
+from skerry.cli.trace.verifying import verify
+from skerry.cli.trace.view import inert, inert_lines, lines_of
+from skerry.cli.trace.work import diff, export, stats
 from skerry.cli.words import age, plural, size
 from skerry.errors import InvalidRequest, NotFound
 from skerry.spec.ids import SANDBOX_PATTERN

@@ -1,0 +1,1 @@
+"""`skerry trace`: reading, checking, comparing and exporting what was recorded."""
