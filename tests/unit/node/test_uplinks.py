@@ -543,6 +543,25 @@ async def test_a_worker_that_does_not_start_says_why_and_requests_wait(stand: An
                 raise AssertionError(await client.receive())
 
 
+async def test_a_bug_in_starting_a_worker_costs_one_try(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = world.node.workers._all[0]
+    serve, bugs = worker._serve_somehow, []
+
+    async def buggy() -> int:
+        if not bugs:
+            bugs.append(1)
+            raise KeyError("a bug")
+        return await serve()
+
+    monkeypatch.setattr(worker, "_serve_somehow", buggy)
+    client = world.client(await world.sandbox())
+    await client.send()
+    assert len(await world.asked(1)) == 1
+    assert bugs
+
+
 @pytest.mark.parametrize(
     ("uplinks", "word"),
     [([{"port": 4321, "worker": 1}], "1 workers"), ([{"port": 3128}], "proxy")],

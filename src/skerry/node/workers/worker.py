@@ -90,6 +90,9 @@ class Worker:
             except (Unavailable, OSError, subprocess.SubprocessError) as error:
                 self.why = str(error)
                 log.error("worker %d does not run: %s", self.number, error)  # noqa: TRY400
+            except Exception as error:  # a bug of ours: others wait for this worker, so go on
+                self.why = f"{type(error).__name__}: {error}"
+                log.exception("worker %d does not run", self.number)
             else:
                 self.ready.set()
                 began, most = loop.time(), _PAUSE_LOST_MAX_S
