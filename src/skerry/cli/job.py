@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
@@ -11,10 +12,15 @@ from skerry.cli.app import App
 from skerry.cli.group import SkerryGroup
 from skerry.cli.options import complete_job, labels_option, seconds
 from skerry.cli.words import age, plural, size
+from skerry.errors import NotFound
 
 if TYPE_CHECKING:
+    from skerry.aio import Client, Job
     from skerry.spec.job import JobInfo
+    from skerry.spec.worker import JobStatus, Signal
     from skerry.wire.jobs import JobMoved, JobQueue, JobStep
+
+    Progress = tuple[list[JobStatus], Signal]
 
 SHOWN = 10  # creates that wait
 
@@ -66,22 +72,53 @@ def ls(app: App, /, *, everything: bool, labels: tuple[tuple[str, str], ...]) ->
 @job_argument
 @click.pass_obj
 def show(app: App, /, *, job_id: str) -> None:
-    """Show how a job stands, and which of its creates wait for room."""
+    """Show how a job stands: its sandboxes, its rollouts, and which of its creates wait for room."""
 
-    async def work() -> tuple[JobInfo, JobQueue]:
+    async def work() -> tuple[JobInfo, JobQueue, Progress | None]:
         async with app.client() as client:
             found = await client.jobs.get(job_id)
-            return found.created_as, await found.queue()
+            return found.created_as, await found.queue(), await _progress(client, found)
 
-    info, queue = app.wait_for(work)
+    info, queue, progress = app.wait_for(work)
     if app.as_json:
         from skerry.cli.plain import plain
 
-        app.emit({**plain(info), "queue": plain(queue)})
+        rollouts = None
+        if progress is not None:
+            rollouts = {"status": plain(progress[0]), "signal": plain(progress[1])}
+        app.emit({**plain(info), "queue": plain(queue), "rollouts": rollouts})
         return
     _describe(app, info)
+    if progress is not None:
+        _describe_rollouts(app, *progress)
     if queue.waiting:
         _describe_queue(app, queue)
+
+
+async def _progress(client: Client, job: Job) -> Progress | None:
+    """Returns how the job's rollouts stand; None if it has none. Starts no worker to ask it."""
+    if all(one.state == "unused" for one in await client.workers()):
+        return None
+    try:
+        return await job.status(), await job.signal()
+    except NotFound:
+        return None
+
+
+def _describe_rollouts(app: App, status: list[JobStatus], signal: Signal) -> None:
+    counts: Counter[str] = Counter()
+    for share in status:
+        counts.update(share.counts)
+    ended = counts.pop("ended", 0)
+    others = "".join(f", {count} {state}" for state, count in sorted(counts.items()) if count)
+    app.line(f"  {'rollouts':<19} {ended} of {status[0].total} ended{others}")
+    waits = f"{signal.waiting} wait, {signal.leased} are with a trainer"
+    if signal.waiting or signal.leased:
+        waits += f"; the oldest for {age(signal.oldest_s)}"
+    app.line(f"  {'model requests':<19} {waits}")
+    for share in status:
+        if share.failure or share.trouble:
+            app.line(f"  {'trouble':<19} {share.failure or share.trouble}")
 
 
 def _describe(app: App, info: JobInfo) -> None:

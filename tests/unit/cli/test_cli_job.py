@@ -10,8 +10,10 @@ from fake_client import FakeClient, invoke
 
 from skerry.errors import NotFound, Unavailable
 from skerry.spec.job import JobInfo, JobSpec, JobState
+from skerry.spec.worker import JobStatus, Signal
 from skerry.wire.http import ErrorBody
 from skerry.wire.jobs import JobFailure, JobMoved, JobQueue, JobStep, JobWaiting
+from skerry.wire.workers import WorkerInfo
 
 
 @dataclass
@@ -28,6 +30,21 @@ class FakeJob:
             estimate_s=65.0,
             message="sandboxes: 20 of 20 are in use",
         )
+
+    async def status(self) -> list[JobStatus]:
+        if not self.client.rollouts:
+            raise NotFound("nothing was submitted")
+        share = JobStatus(
+            job="train", total=9, share=(0, 1), rollouts=9, created=1.0,
+            counts={"ended": 4, "asking": 3, "waiting": 2, "acting": 0}, trouble="\x1b[2Jno model",
+        )  # fmt: skip
+        return [share]
+
+    async def signal(self) -> Signal:
+        return Signal(
+            version=1, waiting=2, leased=1, oldest_s=61.0, sandboxes_busy=0, verifying=0,
+            rollouts_waiting=2, rollouts_running=3, rollouts_ended=4, next_request_s=0.0,
+        )  # fmt: skip
 
     async def pause(self, told: Any) -> JobMoved:
         self.client.asked.append(("pause", self.created_as.id))
@@ -48,6 +65,7 @@ class FakeJob:
 class FakeJobs:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
+        self.rollouts = False
         info = JobInfo(
             id="train",
             state=JobState.PAUSED,
@@ -59,6 +77,9 @@ class FakeJobs:
             waiting=3,
         )
         self.jobs = {"train": FakeJob(info, self)}
+
+    async def workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo(worker=0, state="ready" if self.rollouts else "unused")]
 
     async def list(self, **filters: Any) -> list[JobInfo]:
         self.asked.append(("list", filters))
@@ -73,6 +94,7 @@ class FakeJobs:
 def client() -> Any:
     fake = FakeClient()
     fake.jobs = FakeJobs()  # type: ignore[attr-defined]
+    fake.workers = fake.jobs.workers  # type: ignore[attr-defined]
     return fake
 
 
@@ -96,6 +118,19 @@ def test_show_says_who_waits_and_nothing_that_commands_a_terminal() -> None:
     shown = json.loads(invoke(client(), "job", "show", "train", "--json").stdout)
     assert shown["queue"]["items"][0]["last"] == 3
     assert invoke(client(), "job", "show", "none").exit_code == 125
+
+
+def test_show_says_how_rollouts_stand() -> None:
+    fake = client()
+    assert "rollouts" not in invoke(fake, "job", "show", "train").stdout
+    fake.jobs.rollouts = True
+    said = invoke(fake, "job", "show", "train").stdout
+    assert "4 of 9 ended, 3 asking, 2 waiting\n" in said
+    assert "2 wait, 1 are with a trainer; the oldest for 1 min" in said
+    assert "no model" in said
+    assert "\x1b[2J" not in said
+    shown = json.loads(invoke(fake, "job", "show", "train", "--json").stdout)
+    assert shown["rollouts"]["signal"]["waiting"] == 2
 
 
 def test_pause_and_resume_say_what_came_of_it() -> None:
