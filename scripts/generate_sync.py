@@ -206,12 +206,14 @@ def connect(
     *,
     state_dir: str | None = None,
     run_dir: str | None = None,
+    wait: float = 0.0,
 ) -> Client:
     """Returns an open client; `url` is http://HOST:PORT or unix:///PATH.
 
-    Without one (and without SKERRY_URL) an embedded node is found or started; that needs root.
+    Without one (and without SKERRY_URL) an embedded node is found or started; that needs root. A node
+    that does not answer at the url is asked again for `wait` seconds.
     """
-    return Client(_client.AsyncClient(url, token, state_dir=state_dir, run_dir=run_dir))
+    return Client(_client.AsyncClient(url, token, state_dir=state_dir, run_dir=run_dir, wait=wait))
 '''
 PREPARE = {
     "ModelRequest": (

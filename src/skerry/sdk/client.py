@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
+from typing import Final
 
 from skerry.errors import InvalidRequest, Unavailable
 from skerry.sdk.embedded import RUN_DIR, STATE_DIR, OwnerConnection, find_or_start
@@ -18,6 +20,8 @@ from skerry.wire.control import DrainBody, DrainState, NodeUsage
 from skerry.wire.http import Health
 from skerry.wire.workers import WorkerInfo
 
+ASK_AGAIN_S: Final = 0.2
+
 
 class AsyncClient:
     """Sandboxes and images of one node. Use it as an async context manager.
@@ -27,7 +31,7 @@ class AsyncClient:
     `detached` end with this client. Given the `url` of another node it owns nothing: what it leaves
     lives on until somebody removes it, or its `ttl` or `idle_timeout` ends it. With `owns=False` it owns
     nothing on an embedded node either, and does not keep that running: all it makes must be detached, or
-    a job's.
+    a job's. Where no node answers at `url`, it is asked again for `wait` seconds: one may be starting.
     """
 
     def __init__(
@@ -38,8 +42,10 @@ class AsyncClient:
         state_dir: str | None = None,
         run_dir: str | None = None,
         owns: bool = True,
+        wait: float = 0.0,
     ) -> None:
         self._owns = owns
+        self._wait_s = wait
         explicit = state_dir is not None or run_dir is not None
         self._url = url or (None if explicit else os.environ.get("SKERRY_URL"))
         self._token = token or os.environ.get("SKERRY_TOKEN")
@@ -58,7 +64,7 @@ class AsyncClient:
         else:
             transport = await find_or_start(self._state_dir, self._run_dir)
         try:
-            embedded = self._url is None or (await _health(transport)).embedded
+            embedded = self._url is None or (await _health(transport, self._wait_s)).embedded
             if embedded and self._owns:
                 self._owner = OwnerConnection(transport)
                 await self._owner.open()
@@ -129,14 +135,20 @@ class AsyncClient:
         return self._transport
 
 
-async def _health(transport: Transport) -> Health:
-    try:
-        return await transport.call("GET", "/v1/health", Health)
-    except Unavailable as error:
-        path = transport.socket_path
-        if path is None or "retry_after_s" in error.fields:
-            raise
-        raise Unavailable(f"{error.message}. {_nobody_at(path)}", **error.fields) from error
+async def _health(transport: Transport, wait_s: float) -> Health:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait_s
+    while True:
+        try:
+            return await transport.call("GET", "/v1/health", Health)
+        except Unavailable as error:
+            if loop.time() < until:
+                await asyncio.sleep(min(ASK_AGAIN_S, max(0.0, until - loop.time())))
+                continue
+            path = transport.socket_path
+            if path is None or "retry_after_s" in error.fields:
+                raise
+            raise Unavailable(f"{error.message}. {_nobody_at(path)}", **error.fields) from error
 
 
 def _nobody_at(path: str) -> str:
@@ -175,9 +187,11 @@ def connect(
     *,
     state_dir: str | None = None,
     run_dir: str | None = None,
+    wait: float = 0.0,
 ) -> AsyncClient:
     """Returns a client, to be entered: `async with skerry.aio.connect() as client`.
 
-    `url` is http://HOST:PORT or unix:///PATH; see AsyncClient for what happens without one.
+    `url` is http://HOST:PORT or unix:///PATH; see AsyncClient for what happens without one. A node that
+    does not answer there is asked again for `wait` seconds.
     """
-    return AsyncClient(url, token, state_dir=state_dir, run_dir=run_dir)
+    return AsyncClient(url, token, state_dir=state_dir, run_dir=run_dir, wait=wait)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skerry.aio import connect
 from skerry.errors import InvalidRequest, Unavailable
+from skerry.wire.http import Health
 
 
 async def refused(url: str) -> str:
@@ -30,6 +34,29 @@ async def test_socket_that_is_not_there_or_whose_node_has_ended_says_what_to_do(
         with socket.socket(socket.AF_UNIX) as left:  # then as one that nobody listens at
             if not path.exists():
                 left.bind(str(path))
+
+
+async def test_node_that_comes_while_a_client_waits_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "node.sock"
+    health = msgspec.msgpack.encode(
+        Health(node="abcde", version="1", epoch=1, pid=1, sandboxes=0, uptime_s=0.0)
+    )
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(health)
+                writer.write(head + health)
+        writer.close()
+
+    async def later() -> asyncio.Server:
+        await asyncio.sleep(0.3)
+        return await asyncio.start_unix_server(answer, path)
+
+    starting = asyncio.create_task(later())
+    async with connect(f"unix://{path}", wait=30.0) as client:
+        assert (await client.health()).node == "abcde"
+    (await starting).close()
 
 
 async def test_what_is_no_socket_is_told(tmp_path: Path) -> None:
