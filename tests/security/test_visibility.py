@@ -27,6 +27,12 @@ def host_pid_of(marker):
     return 0
 
 
+async def host_pid(marker):
+    """The same, once it is there: a command in the background may not have begun yet."""
+    await until(lambda: bool(host_pid_of(marker)))
+    return host_pid_of(marker)
+
+
 async def test_no_host_path_or_name_shows(box, live_node):
     line = """cat /proc/self/mountinfo /proc/mounts /proc/self/cgroup /proc/1/cgroup /proc/1/cmdline
         cat /proc/1/comm /proc/1/status /proc/self/environ /proc/net/unix /proc/swaps /etc/mtab
@@ -51,8 +57,7 @@ async def test_no_host_path_or_name_shows(box, live_node):
 
 async def test_control_on_the_host_the_names_are_there(box, live_node):
     await box.sh("setsid sleep 31415.9 >/dev/null 2>&1 &")
-    pid = host_pid_of("31415.9")
-    assert pid
+    pid = await host_pid("31415.9")
     assert re.search(r"/skerry-\w+/", Path(f"/proc/{pid}/cgroup").read_text())
     assert f"{live_node.run}/container/i/{box.sandbox.id}" in Path("/proc/net/unix").read_text()
 
@@ -80,7 +85,7 @@ async def test_descriptors_of_commands_are_the_three_streams(box):
 async def test_other_sandboxes_processes_and_files_do_not_exist(box, node_client, armed):
     async with armed(node_client) as other:
         await other.sh("echo secret > /root/secret; setsid sleep 27182.8 >/dev/null 2>&1 &")
-        await until(lambda: bool(host_pid_of("27182.8")))
+        await host_pid("27182.8")
         seen = await box.sh("cat /proc/[0-9]*/cmdline; find / -xdev -name secret")
         assert b"27182.8" not in seen.stdout
         assert b"/root/secret" not in seen.stdout
@@ -116,7 +121,7 @@ async def test_users_inside_are_others_on_the_host_and_differ_between_sandboxes(
     ):
         for sandbox in (one, other):
             await sandbox.run("setsid sleep 16180.3 >/dev/null 2>&1 &")
-            pid = host_pid_of("16180.3")
+            pid = await host_pid("16180.3")
             status = Path(f"/proc/{pid}/status").read_text()
             ids = re.search(r"Uid:\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", status).groups()
             assert len(set(ids)) == 1
