@@ -25,6 +25,7 @@ from skerry.trajectory.segment import (
     FORGOTTEN,
     HEADER_BYTES,
     NO_HASH,
+    UNNUMBERED,
     Fault,
     Found,
     Problem,
@@ -85,7 +86,7 @@ class Journal:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             refuse_newer(directory)
             for name in os.listdir(directory):
-                if name.endswith(".seg.new"):
+                if name.endswith(UNNUMBERED):
                     os.unlink(os.path.join(directory, name))
             journal._recover(examine(directory))
         except OSError as error:

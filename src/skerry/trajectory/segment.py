@@ -48,7 +48,7 @@ HASH_BYTES: Final = 16
 NO_HASH: Final = bytes(HASH_BYTES)
 RECORD_HEAD_BYTES: Final = 8
 REACH_BYTES: Final = 8 << 20  # how far behind damage a record is looked for
-SPARE: Final = "next.seg.new"  # the file of the segment to come
+UNNUMBERED: Final = ".seg.new"  # how the files of segments to come end, each with a name of its own
 FORGOTTEN: Final = "forgotten"  # kind of the record after which a subject has no life
 
 _HEADER = struct.Struct("<8sHHIQQqQ16s")
@@ -174,47 +174,55 @@ def _sealed(data: bytes) -> bool:
     return zlib.crc32(data[:12] + bytes(4) + data[16:HEADER_BYTES]) == crc
 
 
-def make_segment(directory: str, header: Header, size: int, spare: int | None = None) -> int:
-    """Makes a preallocated segment, whole or not at all; returns its descriptor.
+class Spare(NamedTuple):
+    """A preallocated file that is no segment yet; nobody else writes to it."""
 
-    `spare` is a file that `make_spare` made before; it is used up in any case. Raises StorageFailed.
-    """
-    path = segment_path(directory, header.number)
-    fd = make_spare(directory, size) if spare is None else spare
-    try:
-        os.pwrite(fd, encode_header(header), 0)
-        os.rename(os.path.join(directory, SPARE), path)
-    except OSError as error:
-        os.close(fd)
+    fd: int
+    path: str
+    zeroed: bool
+
+    def drop(self) -> None:
+        """Removes it."""
+        os.close(self.fd)
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(directory, SPARE))
+            os.unlink(self.path)
+
+
+def make_segment(directory: str, header: Header, spare: Spare) -> int:
+    """Makes a spare file a segment, or removes it; returns its descriptor. Raises StorageFailed."""
+    path = segment_path(directory, header.number)
+    try:
+        os.pwrite(spare.fd, encode_header(header), 0)
+        os.rename(spare.path, path)
+    except OSError as error:
+        spare.drop()
         raise StorageFailed(f"cannot make {path}: {error.strerror}") from error
-    return fd
+    return spare.fd
 
 
-def make_spare(directory: str, size: int, *, zeros: bool = False) -> int:
-    """Makes a preallocated file for the next segment; returns its descriptor.
+def make_spare(directory: str, size: int, *, zeros: bool = False) -> Spare:
+    """Makes a preallocated file for a segment to come.
 
     With `zeros` they are written out and on the disk: what is synced later is data only, where blocks
     that were never written would cost a transaction of the file system with each sync. Raises
     StorageFailed, and then there is none.
     """
-    path = os.path.join(directory, SPARE)
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    fd = -1
+    # A name of its own: one may be made in a thread while another is needed at once.
+    path = os.path.join(directory, os.urandom(6).hex() + UNNUMBERED)
+    spare = None
     try:
-        fd = os.open(path, flags, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        spare = Spare(fd, path, zeros)
         os.posix_fallocate(fd, 0, size)
         if zeros:
             for offset in range(0, size, len(_ZEROS)):
                 os.pwrite(fd, _ZEROS[: size - offset], offset)
             os.fsync(fd)
     except OSError as error:
-        if fd >= 0:
-            os.close(fd)
-            os.unlink(path)
+        if spare is not None:
+            spare.drop()
         raise StorageFailed(f"cannot make a segment in {directory}: {error.strerror}") from error
-    return fd
+    return spare
 
 
 def parse_record(data: bytes | memoryview, offset: int) -> Found | None:

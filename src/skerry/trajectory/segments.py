@@ -13,6 +13,7 @@ from skerry.trajectory.segment import (
     HEADER_BYTES,
     NO_HASH,
     Header,
+    Spare,
     make_segment,
     make_spare,
     segment_path,
@@ -36,8 +37,7 @@ class Segments:
         self.local = False  # somebody relies on `pending`
         self.moved = False  # records were carried over since then
         self._by_number: dict[int, Segment] = {}
-        self._spare: int | None = None  # preallocated, and without a number yet
-        self._spare_zeroed = False
+        self._spare: Spare | None = None
         self._closed = False
         self._broken: OSError | None = None  # what a sync met
         self._new_names = False  # the directory is not on the disk as it is
@@ -110,9 +110,11 @@ class Segments:
         end, digest = (last.end, last.hash) if last is not None else (0, NO_HASH)
         header = Header(number, seq, now_ns, end, digest)
         spare, self._spare = self._spare, None
-        fd = make_segment(self.directory, header, self.segment_bytes, spare)
+        if spare is None:
+            spare = make_spare(self.directory, self.segment_bytes)
+        fd = make_segment(self.directory, header, spare)
         segment = Segment(number, fd, HEADER_BYTES, NO_HASH, self.segment_bytes)
-        segment.zeroed = spare is not None and self._spare_zeroed
+        segment.zeroed = spare.zeroed
         self._by_number[number] = self.newest = segment
         self.first_ns = None
         self._new_names = True
@@ -124,9 +126,11 @@ class Segments:
         Blocks, and may run in another thread, one at a time. Raises StorageFailed.
         """
         if self._spare is None:
-            zeros = self.local
-            self._spare = make_spare(self.directory, self.segment_bytes, zeros=zeros)
-            self._spare_zeroed = zeros
+            spare = make_spare(self.directory, self.segment_bytes, zeros=self.local)
+            if self._closed:  # meanwhile
+                spare.drop()
+            else:
+                self._spare = spare
 
     @property
     def slow(self) -> bool:
@@ -175,7 +179,7 @@ class Segments:
         for segment in self:
             os.close(segment.fd)
         if self._spare is not None:
-            os.close(self._spare)
+            os.close(self._spare.fd)
         self._by_number.clear()
         self.newest = self._spare = None
         self._closed = True

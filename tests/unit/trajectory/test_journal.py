@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from skerry.errors import InvalidRequest, NotFound, StorageFailed
 from skerry.trajectory import journal as journal_module
+from skerry.trajectory import segments
 from skerry.trajectory.journal import Journal, Position
-from skerry.trajectory.segment import SPARE, Fault, segment_numbers, segment_path
+from skerry.trajectory.segment import (
+    UNNUMBERED,
+    Fault,
+    Spare,
+    make_spare,
+    segment_numbers,
+    segment_path,
+)
 from skerry.trajectory.segments import Segments
 from skerry.trajectory.verify import verify
 
@@ -456,6 +464,12 @@ def test_sealed_segment_is_not_written_to_again_also_after_a_restart(opener, dir
     assert verify(directory) == []
 
 
+def spares(directory: str) -> list[str]:
+    return [
+        os.path.join(directory, name) for name in os.listdir(directory) if name.endswith(UNNUMBERED)
+    ]
+
+
 def test_segments_of_a_journal_that_is_synced_are_written_out_ahead(opener, directory):
     journal = opener()
     journal.append("a", "k", 1)
@@ -463,7 +477,8 @@ def test_segments_of_a_journal_that_is_synced_are_written_out_ahead(opener, dire
     journal.sync()
     assert journal.slow  # blocks that were never written make each sync a transaction
     journal.prepare()
-    assert os.stat(os.path.join(directory, SPARE)).st_blocks * 512 >= SMALL
+    (spare,) = spares(directory)
+    assert os.stat(spare).st_blocks * 512 >= SMALL
     journal.seal()
     assert not journal.slow
     journal.append("a", "k", 2)
@@ -485,13 +500,38 @@ def test_prepared_segment_is_used_and_never_left(opener, directory):
     journal.append("a", "k", 1)
     journal.prepare()
     journal.prepare()
-    assert os.path.exists(os.path.join(directory, SPARE))
+    assert len(spares(directory)) == 1
     journal.seal()
-    assert not os.path.exists(os.path.join(directory, SPARE))
+    assert spares(directory) == []
     journal.prepare()
     again = opener()
-    assert not os.path.exists(os.path.join(directory, SPARE))
+    assert spares(directory) == []
     assert [record.data for record in again.replay()] == [1]
+
+
+def test_segment_that_is_begun_while_another_is_made_ahead_is_a_file_of_its_own(
+    opener, directory, monkeypatch
+):
+    """The one that is made ahead is made in a thread: its zeros must reach no live segment."""
+    journal = opener()
+    journal.append("a", "k", 1)
+    begun = []
+
+    def made(place: str, size: int, *, zeros: bool = False) -> Spare:
+        spare = make_spare(place, size, zeros=zeros)
+        if not begun:
+            begun.append(1)
+            journal.seal()
+            journal.append("a", "k", 2)
+        return spare
+
+    monkeypatch.setattr(segments, "make_spare", made)
+    journal.prepare()
+    journal.append("a", "k", 3)
+    journal.seal()
+    journal.append("a", "k", 4)
+    assert [record.data for record in opener().replay()] == [1, 2, 3, 4]
+    assert verify(directory) == []
 
 
 def test_record_that_rots_while_the_journal_is_open_stops_no_append(opener, directory):
