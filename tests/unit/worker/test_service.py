@@ -174,6 +174,25 @@ async def test_a_deleted_job_leaves_nothing(world: World) -> None:
         assert not list((service.book.state / "jobs").iterdir())
 
 
+async def test_a_bug_of_the_worker_is_told_to_the_caller_and_to_its_log(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world.worker() as service:
+
+        def broken(tenant: str) -> list[str]:
+            raise KeyError(f"ours, for {tenant}")
+
+        monkeypatch.setattr(service, "jobs_of", broken)
+        connector = aiohttp.UnixConnector(str(world.socket))
+        async with (
+            aiohttp.ClientSession("http://worker", connector=connector) as session,
+            session.get("/jobs", headers={"X-Skerry-Tenant": "t1"}) as reply,
+        ):
+            assert reply.status == 500
+            assert "KeyError" in (await reply.json())["message"]
+    assert any(record.exc_info and "/jobs" in record.getMessage() for record in caplog.records)
+
+
 async def test_a_job_is_seen_by_its_own_tenant_only(world: World) -> None:
     async with world.worker() as service:
         service.submit(world.submit(), "t1")

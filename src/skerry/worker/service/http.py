@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -49,6 +50,7 @@ T = TypeVar("T")
 FIELD_BYTES_MAX = 65_536  # a node names all requests of a sandbox that wait in one header
 REQUESTS_AT_ONCE_MAX = 256  # of one long poll
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+log = logging.getLogger("skerry.worker")
 _pack = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
 Handler = Callable[[web.Request], Awaitable[Any]]
@@ -167,7 +169,8 @@ def _answering(handler: Handler) -> Callable[[web.Request], Awaitable[web.Stream
             return _failure(request, error)
         except (web.HTTPException, asyncio.CancelledError):
             raise
-        except Exception as error:  # noqa: BLE001 - told to the caller as what it is
+        except Exception as error:
+            log.exception("%s %s", request.method, request.path[:200])
             return _failure(request, Bug(f"{type(error).__name__}: {error}"))
 
     return answering
