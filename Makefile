@@ -7,11 +7,13 @@ PYTHON_VENV := .venv/bin/python
 PYTEST_ARGS ?=
 # Further arguments for the soak, for instance SOAK_ARGS='--seed 7'.
 SOAK_ARGS ?=
+# For the harnesses; for instance INTEROP_ARGS='--fast langchain'.
+INTEROP_ARGS ?= --save
 
 .DEFAULT_GOAL := help
 # The parts share .venv and build directories; each is parallel inside where it pays.
 .NOTPARALLEL:
-.PHONY: help setup test demo bench soak soak-short lint dist clean \
+.PHONY: help setup test demo bench soak soak-short interop lint dist clean \
 	lint-style lint-format lint-types lint-layers lint-native lint-shell
 
 help: ## Show this list
@@ -35,6 +37,9 @@ soak: setup ## An hour of churn with faults injected; fails if anything is lost,
 
 soak-short: setup ## The same for ten minutes (SOAK_ARGS='--seed N' repeats a run)
 	PYTHONPATH=tests $(PYTHON_VENV) -m soak --seconds 600 $(SOAK_ARGS)
+
+interop: setup ## Run the harnesses of others on Skerry, write README's table (INTEROP_ARGS='--fast inspect')
+	PYTHONPATH=.:tests $(PYTHON_VENV) -m interop $(INTEROP_ARGS)
 
 lint: setup ## Check style, types, the direction of imports, the C code and the scripts
 	@# All findings at once, not only the first tool's.
@@ -77,4 +82,4 @@ clean: ## Remove everything made in the checkout (the cache in /var/cache/skerry
 	[ ! -f native/Makefile ] || $(MAKE) -C native clean
 	rm -rf .venv build dist src/*.egg-info src/skerry/_native bench/results/raw \
 		.mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
-	find src tests bench scripts examples -name __pycache__ -prune -exec rm -rf {} +
+	find src tests bench scripts examples interop -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,124 @@
+"""An environment of its own for each tool, kept between runs.
+
+Its name is a digest of all that decides its content: the interpreter and lock.txt, which pins every
+distribution. Skerry itself is not installed in it: the checkout's src/ comes by PYTHONPATH, with the
+metadata that `make setup` wrote there, so checkouts share the environments.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from interop.tools import ROOT, Tool
+
+CACHE = Path(os.environ.get("SKERRY_CACHE", "/var/cache/skerry"), "interop")
+INSTALL_TIMEOUT_S = 1200
+
+
+class NoEnvironment(Exception):
+    """The tool cannot be installed here; the text says why."""
+
+
+def interpreter(wanted: str) -> str:
+    """Returns a Python of that version ("3.12"), "" is our own; raises NoEnvironment."""
+    if not wanted:
+        return sys.executable
+    pyenv = sorted(
+        Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(
+            f"{wanted}.*/bin/python{wanted}"
+        )
+    )
+    for candidate in (shutil.which(f"python{wanted}"), *map(str, pyenv)):
+        # A pyenv shim may be only a name.
+        if candidate and _version(candidate) == wanted:
+            return candidate
+    raise NoEnvironment(f"no Python {wanted} on this machine")
+
+
+def _version(program: str) -> str:
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        done = subprocess.run(
+            [program, "-c", code], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def environment(tool: Tool) -> Path:
+    """Returns the python of the tool's environment, made first if need be; raises NoEnvironment."""
+    lock = tool.place / "lock.txt"
+    if not lock.exists():
+        raise NoEnvironment(f"{lock} is missing: python -m interop --lock {tool.name}")
+    python = interpreter(tool.python)
+    key = hashlib.sha256(f"{os.path.realpath(python)}\n".encode() + lock.read_bytes()).hexdigest()
+    place = CACHE / f"{tool.name}-{key[:16]}"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{tool.name}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if not (place / "complete").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            _install(python, place, ["-r", str(lock)])
+            (place / "complete").touch()
+            _drop_older(tool, place)
+    return place / "bin" / "python"
+
+
+def _drop_older(tool: Tool, keep: Path) -> None:
+    """Environments are up to 500 MB; those of two locks at most stay, for other checkouts."""
+    older = sorted(
+        CACHE.glob(f"{tool.name}-*"), key=lambda place: place.stat().st_mtime, reverse=True
+    )
+    for place in [place for place in older if place != keep][1:]:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _install(python: str, place: Path, what: list[str]) -> None:
+    for argv in (
+        [python, "-m", "venv", str(place)],
+        [f"{place}/bin/python", "-m", "pip", "install", "-q", "--no-input", *what],
+    ):
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_TIMEOUT_S,
+            env=os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+            check=False,
+        )
+        if done.returncode:
+            raise NoEnvironment(f"{argv[-1]}: {(done.stderr or done.stdout).strip()[-2000:]}")
+
+
+def wanted(tool: Tool) -> list[str]:
+    """What a user of the extra gets, and pytest: the input of the lock."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"][tool.extra]
+    return [*project["dependencies"], *extra, "pytest>=8.3", "pytest-asyncio>=0.24", *tool.requires]
+
+
+def lock(tool: Tool) -> None:
+    """Installs what is wanted today and writes down every version: lock.txt."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    place = CACHE / f"locking-{tool.name}"
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        _install(interpreter(tool.python), place, wanted(tool))
+        frozen = subprocess.run(
+            [f"{place}/bin/python", "-m", "pip", "freeze"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        (tool.place / "lock.txt").write_text(frozen)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
