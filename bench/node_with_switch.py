@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from skerry.cli.main import main
-from skerry.trajectory.journal import Journal, Position
+from skerry.trajectory.journal.journal import Journal, Position
 
 _real = Journal.append
 _seqs = itertools.count(1 << 40)

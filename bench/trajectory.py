@@ -100,7 +100,7 @@ def _command() -> tuple[Any, Any]:
 def own_record(result: Result, plan: Plan, raw: RawLog) -> None:
     """`record_us`, and the floor of events."""
     from skerry.node.ledger import Did, Ledger
-    from skerry.trajectory.journal import Journal
+    from skerry.trajectory.journal.journal import Journal
 
     place = f"{STATE}-journal"
     journal = Journal.open(place, now_ns=time.time_ns)

@@ -20,7 +20,7 @@ from pathlib import Path
 from skerry.backends.shared import launcher, launcher_process
 from skerry.cli.main import main
 from skerry.images.objects import directory
-from skerry.trajectory import journal
+from skerry.trajectory.journal import journal
 
 PLACE = "trajectories/"
 order = Path(sys.argv.pop(1))

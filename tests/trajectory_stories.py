@@ -9,10 +9,14 @@ from skerry.images.objects.directory import DirectoryObjects
 from skerry.node.ledger import Answered, Asked, Began, Ending, Ledger, Made
 from skerry.spec.command import CommandSpec, RunResult
 from skerry.spec.sandbox import SandboxSpec, State
-from skerry.trajectory.index import encode_index, index_of
-from skerry.trajectory.journal import Journal
-from skerry.trajectory.segment import read_segment, segment_numbers
-from skerry.trajectory.store import BLOBS, Shelf, index_key, segment_key
+from skerry.spec.trajectory import FindingKind
+from skerry.trajectory.format.index import encode_index, index_of
+from skerry.trajectory.format.segment import read_segment, segment_numbers
+from skerry.trajectory.format.store import BLOBS, Shelf, index_key, segment_key
+from skerry.trajectory.journal.journal import Journal
+from skerry.trajectory.reading.archive import Archive
+from skerry.trajectory.reading.checking import check_log
+from skerry.trajectory.reading.sources import Directory
 from skerry.wire.http import ErrorBody
 
 NODE = "aaaaa"
@@ -86,3 +90,11 @@ class Story:
         digest = hashlib.sha256(data).hexdigest()
         DirectoryObjects(root).put_bytes(BLOBS + digest, data, replace=True)
         return {"blob": digest, "bytes": len(data)}
+
+
+def faults_of(directory: str) -> list[tuple[FindingKind, int | None, int | None]]:
+    """Returns what a check of a whole journal finds, and where: kind, segment, offset."""
+    archive = Archive(Directory(directory, NODE), None, lambda: 0.0)
+    (log,) = archive.logs()
+    found = check_log(archive, log).findings
+    return [(finding.kind, finding.segment, finding.offset) for finding in found]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from skerry.spec.rollout import JobEvent
-from skerry.trajectory.rollouts_reader import list_rollouts, verify_job
+from skerry.trajectory.rollouts.reader import list_rollouts, verify_job
 from skerry.worker import (
     Downloads,
     check_task,

@@ -16,8 +16,8 @@ import pytest
 from live_node import LiveNode
 from skerry.errors import DiskFull, NotFound, OutcomeUnknown, SkerryError, StorageFailed
 from skerry.spec.sandbox import Durability
-from skerry.trajectory.index import decode_index, index_of
-from skerry.trajectory.segment import Scan
+from skerry.trajectory.format.index import decode_index, index_of
+from skerry.trajectory.format.scan import scan_bytes
 from soak.host import Disk
 from waiting import until
 
@@ -59,7 +59,7 @@ class Place:
             for digest in index.blobs:
                 blob = (self.store / "blobs" / digest).read_bytes()
                 assert hashlib.sha256(blob).hexdigest() == digest
-            found += [one.record for one in Scan(index.number, data)]
+            found += [one.record for one in scan_bytes(index.number, data)]
         return found
 
     async def settled(self) -> None:

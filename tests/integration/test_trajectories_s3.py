@@ -15,11 +15,11 @@ from skerry.errors import StorageFailed
 from skerry.images.objects.s3 import S3Objects
 from skerry.spec.trajectory import FindingKind
 from skerry.testing.link import Fault
-from skerry.trajectory.archive import Archive, Wanted
-from skerry.trajectory.checking import check_log, check_sandbox
-from skerry.trajectory.index import encode_index, index_of
-from skerry.trajectory.segment import read_segment, segment_numbers
-from skerry.trajectory.store import BLOBS, index_key, segment_key
+from skerry.trajectory.format.index import encode_index, index_of
+from skerry.trajectory.format.segment import read_segment, segment_numbers
+from skerry.trajectory.format.store import BLOBS, index_key, segment_key
+from skerry.trajectory.reading.archive import Archive, Wanted
+from skerry.trajectory.reading.checking import check_log, check_sandbox
 from trajectory_stories import NODE, Story
 
 

@@ -14,9 +14,9 @@ BYTES_MAX = 48 << 20
 
 READER = """
 import resource, sys
-from skerry.trajectory.archive import Archive, Wanted
-from skerry.trajectory.checking import check_sandbox
-from skerry.trajectory.sources import Directory
+from skerry.trajectory.reading.archive import Archive, Wanted
+from skerry.trajectory.reading.checking import check_sandbox
+from skerry.trajectory.reading.sources import Directory
 archive = Archive(Directory(sys.argv[1], sys.argv[2]), None, lambda: 0.0)
 (info,) = archive.select(Wanted(), 10).items
 count = sum(1 for _ in archive.events(info.sandbox))

@@ -25,7 +25,7 @@ from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.sdk.client import AsyncClient
 from skerry.spec.rollout import RolloutRecord
 from skerry.spec.worker import AnswerUrl, ModelSettings, Scaffold
-from skerry.trajectory.rollouts_reader import show_rollout, verify_job
+from skerry.trajectory.rollouts.reader import show_rollout, verify_job
 from skerry.worker import Downloads, load_tasks
 from skerry.worker.archives import gold_patch, source_files
 

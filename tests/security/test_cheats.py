@@ -17,7 +17,7 @@ from naive import BLIND, keep_all
 from skerry.integrity.audit import audit
 from skerry.spec.rollout import RolloutRecord
 from skerry.spec.verdict import Outcome
-from skerry.trajectory.rollouts import JobLog
+from skerry.trajectory.rollouts.job_log import JobLog
 from skerry.worker import Downloads, load_tasks, policy_named, run_job
 from skerry.worker.environment import Builder, Environment
 from skerry.worker.lives import sandbox_of

@@ -21,8 +21,8 @@ from skerry.spec.rollout import JobEvent, JobSummary, Line, RolloutRecord
 from skerry.spec.task import TaskSpec
 from skerry.spec.verdict import Outcome
 from skerry.spec.worker import AnswerUrl, ModelSettings, Scaffold, Submit, rollout_id
-from skerry.trajectory.rollouts import JobLog
-from skerry.trajectory.rollouts_reader import blobs_in_line
+from skerry.trajectory.rollouts.job_log import JobLog
+from skerry.trajectory.rollouts.reader import blobs_in_line
 
 if TYPE_CHECKING:
     from skerry.aio import Client, Job

@@ -44,7 +44,7 @@ def jobs_dir(given: str | None) -> Path:
 
 def newest(folder: Path) -> str:
     """Returns the newest job; NotFound says how to make one."""
-    from skerry.trajectory.rollouts_reader import list_jobs
+    from skerry.trajectory.rollouts.reader import list_jobs
 
     known = list_jobs(folder)
     if not known:

@@ -47,9 +47,9 @@ from skerry.node.trail.records import Records, open_records
 from skerry.node.trajectories import Trajectories
 from skerry.node.workers.uplinks import Uplinks
 from skerry.node.workers.workers import Workers
-from skerry.trajectory.archive import Archive
-from skerry.trajectory.sources import Directory, Late
-from skerry.trajectory.store import Store
+from skerry.trajectory.format.store import Store
+from skerry.trajectory.reading.archive import Archive
+from skerry.trajectory.reading.sources import Directory, Late
 
 log = logging.getLogger("skerry.node")
 

@@ -10,7 +10,7 @@ Subjects are SANDBOX, its further chapters SANDBOX.1, SANDBOX.2, ..., the ids of
 records of a sandbox, over its chapters, are ordered by their seq. A chapter beside the first begins
 with `Continued`, which names the last record of the one before. "forgotten" ends a chapter; only that
 of SANDBOX itself says that the sandbox is gone. Contents in `Did`, `Doing` and `kept` are written as
-trajectory/contents.py says.
+trajectory/shipping/contents.py says.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from skerry.spec.job import JobSpec
 from skerry.spec.layers import ImageConfig, LayerManifest, MountedLayer
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.spec.session import SessionSpec
-from skerry.trajectory.journal import Journal, Position
-from skerry.trajectory.segment import Record
+from skerry.trajectory.format.segment import Record
+from skerry.trajectory.journal.journal import Journal, Position
 from skerry.wire.http import CommitBody, ErrorBody
 
 CHAPTER_BYTES: Final = 16 << 20

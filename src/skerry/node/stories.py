@@ -10,7 +10,7 @@ from skerry.node.commands.answers import past_of
 from skerry.node.commands.operation import Past
 from skerry.node.life.sandbox import HANDLES_BLOCK
 from skerry.spec.command import CommandSpec
-from skerry.trajectory.journal import Position
+from skerry.trajectory.journal.journal import Position
 
 
 @dataclass

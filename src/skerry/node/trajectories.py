@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from skerry.errors import Overloaded, Unavailable
 from skerry.spec.trajectory import EventPage, TrajectoryCheck, TrajectoryPage
-from skerry.trajectory.archive import Archive, Wanted
-from skerry.trajectory.blobs import check_digest
-from skerry.trajectory.checking import check_sandbox
+from skerry.trajectory.reading.archive import Archive, Wanted
+from skerry.trajectory.reading.blobs import check_digest
+from skerry.trajectory.reading.checking import check_sandbox
 
 T = TypeVar("T")
 

@@ -105,7 +105,7 @@ class AsyncTrajectories:
         `format` is "jsonl" or "parquet" (which needs skerry[parquet]); without it the file's name
         says. The file appears whole or not at all. Raises StorageFailed, Unavailable without pyarrow.
         """
-        from skerry.trajectory.export import export, kind_of
+        from skerry.trajectory.reports.export import export, kind_of
 
         kind = format or kind_of(os.fspath(path))
 

@@ -1,1 +1,1 @@
-"""Append-only, hash-chained records: the node's journal and the rollouts' trajectories."""
+"""Append-only, hash-chained records: the node's journal, and what is made of it: trajectories."""

@@ -5,7 +5,7 @@ What the command line and other programs call stands here; `Client` is anything 
 
 from __future__ import annotations
 
-from skerry.trajectory.rollouts_reader import (
+from skerry.trajectory.rollouts.reader import (
     list_jobs,
     list_rollouts,
     show_rollout,

@@ -11,7 +11,7 @@ from pathlib import Path
 from skerry.errors import InvalidRequest
 from skerry.spec.rollout import JobEvent, JobSummary, RolloutRecord
 from skerry.spec.task import TaskSpec
-from skerry.trajectory.rollouts import JobLog, to_plain
+from skerry.trajectory.rollouts.job_log import JobLog, to_plain
 from skerry.worker.downloads import Downloads
 from skerry.worker.environment import Builder, Environment
 from skerry.worker.lives import together

@@ -27,7 +27,7 @@ from skerry.errors import Fault, Overloaded, SandboxError, SkerryError
 from skerry.integrity.verdict import failed, infrastructure_error
 from skerry.spec.rollout import Attempt, RolloutRecord
 from skerry.spec.verdict import Outcome, Verdict
-from skerry.trajectory.rollouts import JobLog
+from skerry.trajectory.rollouts.job_log import JobLog
 from skerry.worker.acting import Acting, check_node
 from skerry.worker.clock import Clocks
 from skerry.worker.ids import agent_key, verdict_id, verifier_key

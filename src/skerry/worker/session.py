@@ -11,7 +11,7 @@ from skerry.errors import Fault, InvalidRequest, SkerryError
 from skerry.integrity.conduct import DEEDS_MAX, TEXT_MAX, TOTAL_MAX, Deed, deed_of
 from skerry.spec.command import RunResult
 from skerry.spec.task import TaskSpec
-from skerry.trajectory.rollouts import JobLog
+from skerry.trajectory.rollouts.job_log import JobLog
 from skerry.worker.environment import Environment
 from skerry.worker.ids import operation_id
 from skerry.worker.memory import Kept, Memory

@@ -13,7 +13,7 @@ from skerry.cli.app import App
 from skerry.cli.recorded import Board, Lines, jobs_dir, mean, show_table
 from skerry.spec.rollout import Attempt, JobEvent, RolloutRecord
 from skerry.spec.verdict import Evidence, Outcome
-from skerry.trajectory.rollouts import FILE, JobLog
+from skerry.trajectory.rollouts.job_log import FILE, JobLog
 
 
 def record(rollout: str = "job1-0000", **fields: Any) -> RolloutRecord:

@@ -12,7 +12,7 @@ from fake_client import FakeClient, invoke
 from skerry.cli.trace import places
 from skerry.spec.sandbox import State
 from skerry.spec.trajectory import TrajectoryInfo
-from skerry.trajectory.store import BLOBS, segment_key
+from skerry.trajectory.format.store import BLOBS, segment_key
 from trajectory_stories import NODE, Story
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x1b[0m \u202etxt\r\nsound\n\x9b5n"
@@ -222,14 +222,14 @@ class Trajectories:
     """What a node answers."""
 
     def __init__(self, story: Story) -> None:
-        from skerry.trajectory.archive import Archive
-        from skerry.trajectory.sources import Directory
+        from skerry.trajectory.reading.archive import Archive
+        from skerry.trajectory.reading.sources import Directory
 
         self.archive = Archive(Directory(story.directory, NODE), None, lambda: 0.0)
         self.asked: list[dict] = []
 
     async def iterate(self, **wanted):
-        from skerry.trajectory.archive import Wanted
+        from skerry.trajectory.reading.archive import Wanted
 
         self.asked.append(wanted)
         for info in self.archive.select(Wanted(**wanted), 100).items:
@@ -241,7 +241,7 @@ class Trajectories:
 
 
 def test_rollouts_of_jobs_and_sandboxes_of_a_node_read_as_one(story, tmp_path, monkeypatch):
-    from skerry.trajectory.rollouts import JobLog
+    from skerry.trajectory.rollouts.job_log import JobLog
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     log = JobLog(tmp_path / "skerry" / "jobs" / "job1", lambda: 5.0)

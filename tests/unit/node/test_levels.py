@@ -13,8 +13,8 @@ from skerry.errors import InvalidRequest, StorageFailed
 from skerry.node.trail import levels as levels_module
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import Durability, SandboxSpec
+from skerry.trajectory.format.scan import scan_bytes
 from skerry.trajectory.options import TrajectoryOptions
-from skerry.trajectory.segment import Scan
 from waiting import until
 
 TRUE = CommandSpec(argv=("true",))
@@ -51,7 +51,7 @@ def in_store(shared, node: str) -> list[bytes]:
             number, _, offset = key.rpartition("/")
             whole = held.setdefault(number[-15:-5], bytearray())
             whole[int(offset) :] = data
-    scans = (Scan(int(number), bytes(data)) for number, data in held.items())
+    scans = (scan_bytes(int(number), bytes(data)) for number, data in held.items())
     return [found.record for scan in scans for found in scan]
 
 

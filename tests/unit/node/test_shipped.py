@@ -12,9 +12,9 @@ from skerry.errors import InvalidRequest, StorageFailed
 from skerry.node.trail import shipping
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import Durability, SandboxSpec
-from skerry.trajectory.index import decode_index
+from skerry.trajectory.format.index import decode_index
 from skerry.trajectory.options import TrajectoryOptions
-from skerry.trajectory.verify import verify
+from trajectory_stories import faults_of
 from waiting import until
 
 TRUE = CommandSpec(argv=("true",))
@@ -41,7 +41,7 @@ async def test_record_is_in_the_store_soon_after_it_was_written(stand, shared) -
     records = in_store(shared, name)
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
     assert records[-1].kind == "forgotten"
-    assert verify(f"{stand.root}/state/journal") == []
+    assert faults_of(f"{stand.root}/state/journal") == []
 
 
 async def test_store_that_is_away_holds_nobody_up_and_gets_all_when_it_is_back(

@@ -10,13 +10,13 @@ import pytest
 from skerry.errors import InvalidRequest, LayerDamaged, NotFound, StorageFailed
 from skerry.images.objects.directory import DirectoryObjects
 from skerry.spec.trajectory import FindingKind
-from skerry.trajectory import reading
-from skerry.trajectory.archive import Archive, Wanted
-from skerry.trajectory.checking import check_sandbox
-from skerry.trajectory.index import decode_index, encode_index
-from skerry.trajectory.segment import read_segment, segment_numbers, segment_path
-from skerry.trajectory.sources import Directory
-from skerry.trajectory.store import index_key, segment_key
+from skerry.trajectory.format.index import decode_index, encode_index
+from skerry.trajectory.format.segment import read_segment, segment_numbers, segment_path
+from skerry.trajectory.format.store import index_key, segment_key
+from skerry.trajectory.reading import log as reading
+from skerry.trajectory.reading.archive import Archive, Wanted
+from skerry.trajectory.reading.checking import check_sandbox
+from skerry.trajectory.reading.sources import Directory
 from trajectory_stories import NODE, Story, sandbox_id
 
 ANY = Wanted()

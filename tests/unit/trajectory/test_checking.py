@@ -8,19 +8,19 @@ import pytest
 
 from skerry.images.objects.directory import DirectoryObjects
 from skerry.spec.trajectory import FindingKind
-from skerry.trajectory.archive import Archive
-from skerry.trajectory.checking import check_log, check_sandbox
-from skerry.trajectory.index import encode_index, index_of
-from skerry.trajectory.segment import (
+from skerry.trajectory.format.index import encode_index, index_of
+from skerry.trajectory.format.scan import Scan
+from skerry.trajectory.format.segment import (
     frame_body,
     parse_record,
     read_segment,
     segment_numbers,
     segment_path,
 )
-from skerry.trajectory.sources import Directory
-from skerry.trajectory.store import BLOBS, index_key, segment_key
-from skerry.trajectory.walk import Walk
+from skerry.trajectory.format.store import BLOBS, index_key, segment_key
+from skerry.trajectory.reading.archive import Archive
+from skerry.trajectory.reading.checking import check_log, check_sandbox
+from skerry.trajectory.reading.sources import Directory
 from trajectory_stories import NODE, Story
 
 K = FindingKind
@@ -69,7 +69,7 @@ def change(path: str, offset: int, data: bytes) -> None:
 
 
 def places(data: bytes) -> list:
-    return list(Walk(lambda _n, offset, length: data[offset : offset + length], 1))
+    return list(Scan(lambda _n, offset, length: data[offset : offset + length], 1))
 
 
 def test_log_as_it_was_written_is_sound(story, store):
@@ -238,9 +238,9 @@ def test_log_whose_old_segments_were_deleted_and_carried_over_is_sound(tmp_path)
 
 
 def test_findings_are_bounded(story, monkeypatch):
-    from skerry.trajectory import checking
+    from skerry.trajectory.reading import findings
 
-    monkeypatch.setattr(checking, "FINDINGS_MAX", 3)
+    monkeypatch.setattr(findings, "FINDINGS_MAX", 3)
     box = story.create(1)
     for number in range(50):
         digest = f"{number:064x}"

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from skerry.errors import StorageFailed
-from skerry.trajectory.contents import Contents, blobs_in
+from skerry.trajectory.shipping.contents import Contents, blobs_in
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 
 from skerry.errors import InvalidRequest, StorageFailed, Unavailable
 from skerry.spec.trajectory import Event, Outcome, content, request_digest
-from skerry.trajectory import export as module
-from skerry.trajectory.difference import Kind, compare
-from skerry.trajectory.export import COLUMNS, export
-from skerry.trajectory.stats import TrajectoryStats, stats_of
+from skerry.trajectory.reports import export as module
+from skerry.trajectory.reports.difference import Kind, compare
+from skerry.trajectory.reports.export import COLUMNS, export
+from skerry.trajectory.reports.stats import TrajectoryStats, stats_of
 
 BOX = "s" + "a" * 20
 

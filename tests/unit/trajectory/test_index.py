@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from skerry.trajectory.index import decode_index, encode_index, index_of
-from skerry.trajectory.journal import Journal
-from skerry.trajectory.segment import decode_header, read_segment, segment_numbers
+from skerry.trajectory.format.index import decode_index, encode_index, index_of
+from skerry.trajectory.format.segment import decode_header, read_segment, segment_numbers
+from skerry.trajectory.journal.journal import Journal
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_index_names_the_subjects_their_records_and_their_rollouts(journal, dire
 
 
 def journal_head(directory) -> bytes:
-    from skerry.trajectory.verify import examine
+    from skerry.trajectory.journal.recovery import examine
 
     return examine(directory).segments[0].hash
 

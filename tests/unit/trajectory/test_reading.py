@@ -23,9 +23,9 @@ from skerry.spec.command import CommandSpec, RunResult
 from skerry.spec.sandbox import SandboxSpec, State
 from skerry.spec.session import SessionSpec
 from skerry.spec.trajectory import Outcome
-from skerry.trajectory import reading
-from skerry.trajectory.reading import Log
-from skerry.trajectory.sources import Directory
+from skerry.trajectory.reading import log as reading
+from skerry.trajectory.reading.log import Log
+from skerry.trajectory.reading.sources import Directory
 from skerry.wire.http import ErrorBody
 from trajectory_stories import NODE, Story, sandbox_id
 

@@ -11,8 +11,8 @@ import pytest
 from skerry.errors import Conflict, NotFound, StorageFailed
 from skerry.spec.rollout import RolloutRecord
 from skerry.spec.verdict import Evidence, Outcome
-from skerry.trajectory.rollouts import FILE, INLINE_BYTES, JobLog
-from skerry.trajectory.rollouts_reader import list_jobs, list_rollouts, show_rollout, verify_job
+from skerry.trajectory.rollouts.job_log import FILE, INLINE_BYTES, JobLog
+from skerry.trajectory.rollouts.reader import list_jobs, list_rollouts, show_rollout, verify_job
 
 JOB = "20260101-000000-abcdef"
 

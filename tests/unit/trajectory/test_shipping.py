@@ -12,12 +12,13 @@ import pytest
 
 from skerry.errors import StorageFailed
 from skerry.images.objects.directory import DirectoryObjects
-from skerry.trajectory.contents import Contents
-from skerry.trajectory.index import decode_index, encode_index, index_of
-from skerry.trajectory.journal import Journal
-from skerry.trajectory.segment import Scan, segment_path
-from skerry.trajectory.shipping import Progress, Refused, Shipper
-from skerry.trajectory.store import BLOBS
+from skerry.trajectory.format.index import decode_index, encode_index, index_of
+from skerry.trajectory.format.scan import scan_bytes
+from skerry.trajectory.format.segment import segment_path
+from skerry.trajectory.format.store import BLOBS
+from skerry.trajectory.journal.journal import Journal
+from skerry.trajectory.shipping.contents import Contents
+from skerry.trajectory.shipping.shipper import Progress, Refused, Shipper
 
 DAY_S = 86_400
 
@@ -104,7 +105,7 @@ class Place:
 
     def records(self, number: int) -> list:
         data = self.store.get(f"trajectories/nodea/{number:010d}.seg", 1 << 20) or b""
-        return [found.record for found in Scan(number, data)]
+        return [found.record for found in scan_bytes(number, data)]
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ def test_tails_go_out_as_they_come_and_are_replaced_by_the_whole(place):
     tails = place.listed("trajectories/nodea/0000000001.tail/")
     joined = b"".join(place.store.get(key, 1 << 20) for key in tails)
     assert len(joined) == second
-    assert len(list(Scan(1, joined))) == 2
+    assert len(list(scan_bytes(1, joined))) == 2
     place.journal.seal()
     place.ship(shipper)
     assert place.listed("trajectories/nodea/0000000001.tail/") == []

@@ -15,7 +15,7 @@ from typing import Any
 from far_world import FarClient
 from job_world import OpenDownloads
 
-from skerry.trajectory import journal
+from skerry.trajectory.journal import journal
 from skerry.worker.service.main import serve
 
 top, left, moment = Path(sys.argv[1]), [int(sys.argv[2])], sys.argv[3]

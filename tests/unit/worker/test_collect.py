@@ -12,7 +12,7 @@ from skerry.errors import SandboxFailed
 from skerry.integrity.conduct import Deed
 from skerry.spec.integrity import TaskIntegrity, TaskRule
 from skerry.spec.verdict import Outcome
-from skerry.trajectory.rollouts import JobLog
+from skerry.trajectory.rollouts.job_log import JobLog
 from skerry.worker.environment import Builder, Environment
 from skerry.worker.memory import Memory
 from skerry.worker.session import Session

@@ -39,7 +39,7 @@ from skerry.spec.command import RunResult
 from skerry.spec.rollout import JobEvent, JobSummary, RolloutRecord
 from skerry.spec.sandbox import SandboxSpec
 from skerry.spec.verdict import Evidence, Outcome, Verdict
-from skerry.trajectory.rollouts_reader import list_rollouts, show_rollout, verify_job
+from skerry.trajectory.rollouts.reader import list_rollouts, show_rollout, verify_job
 from skerry.worker.job import run_job
 from skerry.worker.policies import policy_named
 from skerry.worker.verdicts import record_verdict

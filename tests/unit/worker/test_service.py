@@ -20,7 +20,7 @@ from skerry.sdk.rollout_job import combined
 from skerry.spec.command import RunResult
 from skerry.spec.job import JobState
 from skerry.spec.worker import Signal
-from skerry.trajectory.rollouts_reader import verify_job
+from skerry.trajectory.rollouts.reader import verify_job
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from upstream import say, upstream
 
 from skerry.errors import StorageFailed
 from skerry.spec.worker import AnswerUrl
-from skerry.trajectory.rollouts import JobLog
+from skerry.trajectory.rollouts.job_log import JobLog
 from skerry.worker.model.handler import RELAYS_MAX
 from skerry.worker.service import delivery, service
 

@@ -17,7 +17,7 @@ from far_world import NodeServer
 from service_world import World
 
 from skerry.errors import NotFound
-from skerry.trajectory.rollouts_reader import verify_job
+from skerry.trajectory.rollouts.reader import verify_job
 
 HERE = Path(__file__).parent
 LIVES_MAX = 120

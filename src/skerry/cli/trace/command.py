@@ -95,7 +95,7 @@ def ls(
 
 def _ls_jobs(app: App, folder: Path, job: str | None, *, everything: bool, needed: bool) -> bool:
     """Lists rollouts; returns whether there are any. NotFound if there must be and are not."""
-    from skerry.trajectory.rollouts_reader import list_jobs, list_rollouts
+    from skerry.trajectory.rollouts.reader import list_jobs, list_rollouts
 
     if not needed and (job or "") not in ("", *list_jobs(folder)):
         return False
@@ -199,7 +199,7 @@ def show(
     NAME is a rollout of a job, a rollout's key, or a sandbox. With --json a rollout of a job is one
     object, and each event of a sandbox is one.
     """
-    from skerry.trajectory.rollouts_reader import show_rollout
+    from skerry.trajectory.rollouts.reader import show_rollout
 
     found = None
     place = Place(store, config)
@@ -242,7 +242,7 @@ class _View:
                 await self._one(traces, info)
 
     async def _one(self, traces: Traces, info: TrajectoryInfo) -> None:
-        from skerry.trajectory.export import whole
+        from skerry.trajectory.reports.export import whole
 
         app = self.app
         if not app.as_json:

@@ -19,8 +19,8 @@ from skerry.spec.ids import JOB_PATTERN, SANDBOX_PATTERN
 if TYPE_CHECKING:
     from skerry.aio import Client
     from skerry.spec.trajectory import Event, TrajectoryCheck, TrajectoryInfo
-    from skerry.trajectory.archive import Archive
-    from skerry.trajectory.store import Shelf
+    from skerry.trajectory.format.store import Shelf
+    from skerry.trajectory.reading.archive import Archive
 
 PAGE = 1000
 ANSWERS_WITHIN_S = 5.0
@@ -103,7 +103,7 @@ class OfflineTraces:
         self, *, rollout: str | None = None, job: str | None = None, sandbox: str | None = None
     ) -> AsyncIterator[TrajectoryInfo]:
         """Reads page by page, in a thread."""
-        from skerry.trajectory.archive import Wanted
+        from skerry.trajectory.reading.archive import Wanted
 
         wanted, cursor = Wanted(rollout, job, sandbox), None
         while True:
@@ -125,13 +125,13 @@ class OfflineTraces:
 
     async def check(self, sandbox: str) -> TrajectoryCheck:
         """Checks in a thread."""
-        from skerry.trajectory.checking import check_sandbox
+        from skerry.trajectory.reading.checking import check_sandbox
 
         return await asyncio.to_thread(check_sandbox, self._archive, sandbox)
 
     async def check_all(self) -> AsyncIterator[TrajectoryCheck]:
         """Checks the log of one node after the other."""
-        from skerry.trajectory.checking import check_log
+        from skerry.trajectory.reading.checking import check_log
 
         for log in await asyncio.to_thread(self._archive.logs):
             yield await asyncio.to_thread(check_log, self._archive, log)
@@ -215,7 +215,7 @@ def shelf_of(app: App, place: Place) -> Shelf:
 def _local(state: str) -> Archive:
     """Returns what a state directory holds, and the store in it."""
     from skerry.images.objects.directory import DirectoryObjects
-    from skerry.trajectory.sources import Directory
+    from skerry.trajectory.reading.sources import Directory
 
     try:
         with open(os.path.join(state, "name"), encoding="ascii") as file:
@@ -229,7 +229,7 @@ def _local(state: str) -> Archive:
 
 
 def _archive(shelf: Shelf | None, own: Any = None, blobs: str | None = None) -> Archive:
-    from skerry.trajectory.archive import Archive
+    from skerry.trajectory.reading.archive import Archive
 
     return Archive(own, shelf, time.monotonic, own_blobs=blobs)
 

@@ -17,7 +17,7 @@ from skerry.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from skerry.spec.trajectory import TrajectoryCheck
-    from skerry.trajectory.rollouts_reader import Check
+    from skerry.trajectory.rollouts.reader import Check
 
 INCOMPLETE = 3  # nothing was changed, but something is missing
 
@@ -54,13 +54,13 @@ def verify(
 
 
 def _is_job(jobs: str | None, name: str) -> bool:
-    from skerry.trajectory.rollouts_reader import list_jobs
+    from skerry.trajectory.rollouts.reader import list_jobs
 
     return jobs is not None or name in list_jobs(jobs_dir(jobs))
 
 
 def _verify_jobs(app: App, folder: Path, job: str | None, *, everything: bool) -> int:
-    from skerry.trajectory.rollouts_reader import list_jobs, verify_job
+    from skerry.trajectory.rollouts.reader import list_jobs, verify_job
 
     sound = True
     for name in list_jobs(folder) if everything else (job or newest(folder),):

@@ -22,9 +22,9 @@ from skerry.sdk.inturn import in_thread
 
 if TYPE_CHECKING:
     from skerry.spec.trajectory import Event, TrajectoryInfo
-    from skerry.trajectory.difference import Pair
-    from skerry.trajectory.export import Writer
-    from skerry.trajectory.stats import TrajectoryStats
+    from skerry.trajectory.reports.difference import Pair
+    from skerry.trajectory.reports.export import Writer
+    from skerry.trajectory.reports.stats import TrajectoryStats
 
 MARKS = {"same": " ", "request": "!", "outcome": "~", "left_only": "<", "right_only": ">"}
 DIFFERENT = 1
@@ -88,7 +88,7 @@ class _Side:
 
     def take(self, left: Iterable[Event], right: Iterable[Event]) -> None:
         """Compares, and shows what is to be shown."""
-        from skerry.trajectory.difference import Kind, compare
+        from skerry.trajectory.reports.difference import Kind, compare
 
         for pair in compare(left, right):
             self._count += 1
@@ -122,7 +122,7 @@ class _Side:
         elif first is None or event is None:
             self._app.line(f"the same in all {self._count} operations")
         else:
-            from skerry.trajectory.difference import asked_apart
+            from skerry.trajectory.reports.difference import asked_apart
 
             fields = ", ".join(asked_apart(first))
             how = f"{first.kind}: {inert(fields)}" if fields else first.kind
@@ -134,7 +134,7 @@ class _Side:
 
     def _show(self, pair: Pair) -> None:
         if self._app.as_json:
-            from skerry.trajectory.export import whole
+            from skerry.trajectory.reports.export import whole
 
             sides = {"left": pair.left, "right": pair.right}
             told = {side: None if one is None else whole(one) for side, one in sides.items()}
@@ -189,7 +189,7 @@ def export(
     """
     if (bool(names), job is not None, everything).count(True) != 1:
         raise InvalidRequest("give names, --job or --all")
-    from skerry.trajectory.export import kind_of
+    from skerry.trajectory.reports.export import kind_of
 
     kind = kind or kind_of(output)
     if output == "-" and kind == "parquet":
@@ -212,8 +212,8 @@ class _Export:
 
     async def run(self, place: Place) -> int:
         """Writes; returns how many events there were."""
-        from skerry.trajectory.export import Lines
-        from skerry.trajectory.export import export as write
+        from skerry.trajectory.reports.export import Lines
+        from skerry.trajectory.reports.export import export as write
 
         digests: set[str] = set()
         async with open_traces(self.app, place) as traces:
@@ -318,7 +318,7 @@ def stats(
 async def _stats(
     app: App, chosen: tuple[tuple[str, ...], str | None], by: str, place: Place
 ) -> dict[str, TrajectoryStats]:
-    from skerry.trajectory.stats import TrajectoryStats, stats_of
+    from skerry.trajectory.reports.stats import TrajectoryStats, stats_of
 
     groups: dict[str, TrajectoryStats] = {}
     async with open_traces(app, place) as traces:

@@ -16,7 +16,7 @@ from skerry.node.commands.results import Answer, wrap
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
 from skerry.spec.command import CommandSpec, RunResult
-from skerry.trajectory.journal import Position
+from skerry.trajectory.journal.journal import Position
 from skerry.wire.asked import of_command
 from skerry.wire.http import ErrorBody
 

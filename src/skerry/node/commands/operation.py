@@ -13,7 +13,7 @@ from skerry.node.commands.inputs import Input
 from skerry.node.timers import Timer
 from skerry.node.trail.streams import Streams
 from skerry.spec.command import CommandSpec, RunResult
-from skerry.trajectory.journal import Position
+from skerry.trajectory.journal.journal import Position
 
 
 class Past(NamedTuple):

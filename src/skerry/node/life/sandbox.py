@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from skerry.node.commands.operation import Op, Past
     from skerry.node.commands.session import Session
     from skerry.node.life.link import Link, Port
-    from skerry.trajectory.journal import Position
+    from skerry.trajectory.journal.journal import Position
 
 HANDLES_BLOCK = 1024
 ENDED = frozenset({State.STOPPED, State.FAILED})

@@ -6,7 +6,7 @@ from skerry.node.node import Node
 from skerry.node.server.exchange import Exchange
 from skerry.node.server.files import give
 from skerry.spec.trajectory import EVENTS_PAGE_MAX, TRAJECTORIES_PAGE_MAX
-from skerry.trajectory.archive import Wanted
+from skerry.trajectory.reading.archive import Wanted
 from skerry.wire.route import BYTES
 
 ORDINAL_MAX = 1 << 40

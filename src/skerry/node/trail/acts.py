@@ -43,8 +43,8 @@ from skerry.node.trail.intake import Intake
 from skerry.node.trail.levels import Levels
 from skerry.spec import ids
 from skerry.spec.sandbox import State
-from skerry.trajectory.contents import Contents
-from skerry.trajectory.journal import Position
+from skerry.trajectory.journal.journal import Position
+from skerry.trajectory.shipping.contents import Contents
 from skerry.wire.asked import NOTHING_CHANGED
 from skerry.wire.http import ErrorBody
 

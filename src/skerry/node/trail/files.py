@@ -1,7 +1,7 @@
 """File operations and looks at what a sandbox wrote, each on record with its request and its result.
 
-Contents stand in the record as trajectory/contents.py says; entries of walks as JSON lines of FileInfo.
-A watch changes nothing and has no end of its own: it is not on record.
+Contents stand in the record as trajectory/shipping/contents.py says; entries of walks as JSON lines of
+FileInfo. A watch changes nothing and has no end of its own: it is not on record.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
-from skerry.trajectory.contents import Content, Contents, Writer
+from skerry.trajectory.shipping.contents import Content, Contents, Writer
 
 AT_ONCE_BYTES: Final = 1 << 20
 

@@ -24,10 +24,10 @@ from skerry.errors import Bug, InvalidRequest, SkerryError, StorageFailed
 from skerry.images.objects.patience import patient_at_most
 from skerry.node.tasks import Tasks
 from skerry.spec.sandbox import Durability, SandboxSpec
-from skerry.trajectory.contents import Contents
-from skerry.trajectory.journal import Journal
-from skerry.trajectory.segment import HEADER_BYTES
-from skerry.trajectory.shipping import Shipper
+from skerry.trajectory.format.segment import HEADER_BYTES
+from skerry.trajectory.journal.journal import Journal
+from skerry.trajectory.shipping.contents import Contents
+from skerry.trajectory.shipping.shipper import Shipper
 
 WITHIN_S: Final = 30.0  # a disk or store that takes longer is taken for one that is away
 _PATIENCE_S: Final = 20.0

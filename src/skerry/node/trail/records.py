@@ -1,8 +1,8 @@
 """Opens what a node keeps of what was done: the journal, its contents, and what ships them.
 
-STATE/journal/             segments (trajectory/segment.py)
-STATE/trajectory/blobs/    contents that are too long for a record (trajectory/contents.py)
-STATE/trajectory/shipped   how far shipping has come (trajectory/shipping.py)
+STATE/journal/             segments (trajectory/format/segment.py)
+STATE/trajectory/blobs/    contents that are too long for a record (trajectory/shipping/contents.py)
+STATE/trajectory/shipped   how far shipping has come (trajectory/shipping/shipper.py)
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from skerry.node.tasks import Tasks
 from skerry.node.trail.acts import Trail
 from skerry.node.trail.levels import Levels
 from skerry.node.trail.shipping import Shipping
-from skerry.trajectory.contents import Contents
-from skerry.trajectory.journal import Journal
+from skerry.trajectory.format.store import Store
+from skerry.trajectory.journal.journal import Journal
 from skerry.trajectory.options import TrajectoryOptions
-from skerry.trajectory.shipping import Shipper
-from skerry.trajectory.store import Store
+from skerry.trajectory.shipping.contents import Contents
+from skerry.trajectory.shipping.shipper import Shipper
 
 log = logging.getLogger("skerry.node")
 

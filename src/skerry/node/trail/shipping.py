@@ -17,10 +17,10 @@ from typing import Final, TypeVar
 from skerry.errors import SkerryError, StorageFailed
 from skerry.node.clock import Clock, sleep
 from skerry.node.trail.levels import Levels
-from skerry.trajectory.contents import Contents
-from skerry.trajectory.journal import Journal
+from skerry.trajectory.journal.journal import Journal
 from skerry.trajectory.options import TrajectoryOptions
-from skerry.trajectory.shipping import Progress, Shipper
+from skerry.trajectory.shipping.contents import Contents
+from skerry.trajectory.shipping.shipper import Progress, Shipper
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 from skerry.errors import StorageFailed
-from skerry.trajectory.contents import Contents, Writer
+from skerry.trajectory.shipping.contents import Contents, Writer
 
 log = logging.getLogger("skerry.node")
 

@@ -2,11 +2,11 @@
 
     STATE/
       lock                       held while a worker runs here
-      journal/                   segments (trajectory/segment.py draws the format), version 1
+      journal/                   segments (trajectory/format/segment.py draws the format), version 1
       jobs/JOB/
         submit                   msgpack: Sheet, what was submitted
         environments             msgpack: pinned layers, rules and fixes of the tasks, once they are made
-        rollouts.jsonl  blobs/   what happened, for people (trajectory/rollouts.py)
+        rollouts.jsonl  blobs/   what happened, for people (trajectory/rollouts/job_log.py)
         open/NUMBER/             of a rollout that has begun and not ended: bodies too long for the
                                  journal (ATTEMPT.ORDINAL.asked, .given) and `submission`
 
@@ -32,7 +32,7 @@ import msgspec
 from skerry.errors import Conflict, SkerryError, StorageFailed
 from skerry.spec.rollout import RolloutRecord
 from skerry.spec.worker import Submit
-from skerry.trajectory.journal import Journal, Position, Record
+from skerry.trajectory.journal.journal import Journal, Position, Record
 from skerry.worker.service.files import put
 from skerry.worker.service.remembered import Remembered
 

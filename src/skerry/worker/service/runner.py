@@ -17,7 +17,7 @@ from skerry.spec.job import JobState
 from skerry.spec.rollout import RolloutRecord
 from skerry.spec.uplink import Uplink
 from skerry.spec.worker import RolloutState, Submit, rollout_id
-from skerry.trajectory.rollouts import JobLog
+from skerry.trajectory.rollouts.job_log import JobLog
 from skerry.worker.clock import ActClock, Clocks
 from skerry.worker.downloads import Downloads
 from skerry.worker.environment import Builder, Environment

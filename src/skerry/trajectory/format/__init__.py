@@ -1,0 +1,1 @@
+"""What lies where: segments, records, indices, and names in a store."""

@@ -1,0 +1,1 @@
+"""From records to events: which trajectories there are, the events of each, and what is wrong."""

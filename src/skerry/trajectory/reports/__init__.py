@@ -1,0 +1,1 @@
+"""What is made of events: files for other programs, comparisons, figures."""
