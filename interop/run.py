@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -29,11 +30,6 @@ class Row(msgspec.Struct, frozen=True):
     local_seconds: float | None = None
     page: str = ""
 
-    @property
-    def good(self) -> bool:
-        """Some tests passed, and each failure is explained."""
-        return self.passed > 0 and not self.unexplained
-
 
 def run(
     tool: Tool,
@@ -44,18 +40,19 @@ def run(
     image: str,
     compare: bool,
     until: float,
-) -> Row:
+) -> tuple[Row, frozenset[str]]:
     """Runs it against the node at `url`; with `compare` on the tool's own local backend too.
 
-    `until` is of the monotonic clock; a scenario that is not done then has failed.
+    `until` is of the monotonic clock; a scenario that is not done then has failed. Returns the names of
+    the tests that there were, too.
     """
     report, seconds, said = _pytest(
         tool, scenario, python, {"SKERRY_URL": url, "INTEROP_IMAGE": image}, until
     )
-    passed, failed, explained, unexplained = _judge(report, tool.explained)
+    judged = judge(report, tool.explained)
     if report is None:
-        unexplained = [f"no report within {seconds:.0f} s: {said[-2000:]}"]
-    elif unexplained:
+        judged.unexplained.append(f"no report within {seconds:.0f} s: {said[-2000:]}")
+    elif judged.unexplained:
         print(said[-20000:], flush=True)
     local = None
     if compare and scenario.local:
@@ -63,19 +60,20 @@ def run(
             tool, scenario, python, {"INTEROP_BACKEND": "local"}, until
         )
         local = local_seconds if local_report is not None else None
-    return Row(
+    row = Row(
         tool=tool.name,
         title=tool.title,
         version=_version(tool, python),
         scenario=scenario.name,
-        passed=passed,
-        failed=failed,
-        explained=explained,
-        unexplained=unexplained,
+        passed=judged.passed,
+        failed=judged.failed,
+        explained=judged.explained,
+        unexplained=judged.unexplained,
         seconds=round(seconds, 1),
         local_seconds=None if local is None else round(local, 1),
         page=tool.page,
     )
+    return row, frozenset(judged.names)
 
 
 def _pytest(
@@ -104,19 +102,26 @@ def _pytest(
         )
         try:
             said, _ = process.communicate(timeout=left)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # its fixtures clean up
-            try:
-                said, _ = process.communicate(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                said, _ = process.communicate()
+        except BaseException as why:
+            said = end(process)
+            if not isinstance(why, subprocess.TimeoutExpired):
+                raise
             return None, time.monotonic() - started, said
         seconds = time.monotonic() - started
         try:
             return ET.parse(report).getroot(), seconds, said
         except (OSError, ET.ParseError):
             return None, seconds, said
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    """Ends pytest so that its fixtures clean up, which a SIGTERM would not do; returns what it said."""
+    process.send_signal(signal.SIGINT)
+    try:
+        return process.communicate(timeout=60)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()[0]
 
 
 def _environment(python: Path, place: str) -> dict[str, str]:
@@ -135,27 +140,56 @@ def _environment(python: Path, place: str) -> dict[str, str]:
     }
 
 
-def _judge(
-    report: ET.Element | None, known: list[Explained]
-) -> tuple[int, int, dict[str, str], list[str]]:
-    """Returns how many passed and failed, which failures are explained, and what speaks against us."""
-    passed, explained, unexplained, ran = 0, {}, [], set()
+class Judged(msgspec.Struct):
+    """What a report says; `unexplained` is what speaks against us."""
+
+    passed: int = 0
+    explained: dict[str, str] = {}
+    unexplained: list[str] = []
+    names: list[str] = []
+
+    @property
+    def failed(self) -> int:
+        """How many did not end as they should."""
+        return len(self.explained) + len(self.unexplained)
+
+
+def judge(report: ET.Element | None, known: list[Explained]) -> Judged:
+    """Weighs each test of a report: one that is skipped is bad too, or passes though it is explained."""
+    judged = Judged()
     reasons = {item.test: item.reason for item in known}
     for case in report.iter("testcase") if report is not None else ():
         name = case.get("name", "")
-        ran.add(name)
+        judged.names.append(name)
+        skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             if name in reasons:
-                explained[name] = reasons[name]
+                judged.explained[name] = reasons[name]
             else:
-                unexplained.append(name)
-        elif case.find("skipped") is not None:
-            unexplained.append(f"{name} was skipped: {case.find('skipped').get('message', '')}")  # type: ignore[union-attr]
+                judged.unexplained.append(name)
+        elif skipped is not None:
+            judged.unexplained.append(f"{name} was skipped: {skipped.get('message', '')}")
         else:
-            passed += 1
+            judged.passed += 1
             if name in reasons:
-                unexplained.append(f"{name} passes, though tool.toml explains why it fails")
-    return passed, len(explained) + len(unexplained), explained, unexplained
+                judged.unexplained.append(f"{name} passes, though tool.toml explains why it fails")
+    return judged
+
+
+def objections(tool: Tool, rows: list[Row], names: frozenset[str]) -> list[str]:
+    """Returns what speaks against the scenarios that ran; `names` are those of their tests."""
+    found = []
+    for row in rows:
+        found += [f"{row.tool}, {row.scenario}: {what}" for what in row.unexplained]
+        if not row.passed:
+            found.append(f"{row.tool}, {row.scenario}: nothing passed")
+    if len(rows) == len(tool.scenario):  # else the test may be of one that did not run
+        found += [
+            f"{tool.name}: tool.toml explains {item.test}, which there is not"
+            for item in tool.explained
+            if item.test not in names
+        ]
+    return found
 
 
 def _version(tool: Tool, python: Path) -> str:

@@ -82,9 +82,9 @@ def spec_of(
     disk = options.get("disk")
     if "disks" in options or (isinstance(disk, str) and disk.startswith(f"{LayerKind.DISK}/")):
         raise InvalidRequest(NO_DISKS)
-    unknown = options.keys() - SandboxOptions.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"a sandbox has no option {min(unknown)!r}")
+    known = SandboxOptions.__annotations__.keys()
+    if unknown := options.keys() - known:
+        raise TypeError(f"a sandbox has no option {min(unknown)!r}; there are {', '.join(known)}")
     fields: dict[str, Any] = {
         f"{name}_s" if name in _SECONDS else name: value for name, value in options.items()
     }
