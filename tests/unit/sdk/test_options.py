@@ -17,7 +17,7 @@ def test_block_disks_are_refused_with_the_reason_and_what_to_do(asked: dict[str,
 
 
 def test_other_options_that_there_are_not_are_named_and_those_that_there_are() -> None:
-    with pytest.raises(TypeError, match="no option 'dusks'; there are image, layers, .*, memory,"):
+    with pytest.raises(TypeError, match=r"no option 'dusks'; there are image, layers, .*, memory,"):
         spec_of("container", dusks=1)  # type: ignore[call-arg]
 
 
