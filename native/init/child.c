@@ -236,7 +236,7 @@ static void stdio_set(const struct launch *l)
 	if (l->pty)
 		return;
 	if ((l->in >= 0 && dup2(l->in, 0) < 0) || (l->out >= 0 && dup2(l->out, 1) < 0) ||
-	    (l->err >= 0 && dup2(l->err, 2) < 0))
+	    (l->err >= 0 && dup2(l->err, 2) < 0) || (l->merge && dup2(1, 2) < 0))
 		child_fail(l->status, STEP_FORK, errno);
 }
 

@@ -45,7 +45,7 @@ enum {
 };
 
 #define FORWARD_BIT 0x80000000u
-#define AGENT_VERSION "0.2.0" /* the minor number counts what was added to the protocol */
+#define AGENT_VERSION "0.3.0" /* the minor number counts what was added to the protocol */
 #define NEVER UINT64_MAX
 /* What a command's child never looks at: it is not copied for it (own.ld, fork_less in main.c). Tables lie
  * behind the rest, TX, of which little is used at most times, before the others. */
@@ -295,7 +295,7 @@ struct launch {
 	int script, answer;	     /* of a session */
 	const char *cwd_last;	     /* of a session: tried first */
 	uint64_t kind;
-	bool pty;
+	bool pty, merge; /* merge: stderr is the pipe of stdout */
 	uint16_t rows, cols;
 };
 void child_run(const struct launch *l) __attribute__((noreturn));

@@ -29,7 +29,7 @@ struct clone3_args {
 
 struct request {
 	const uint8_t *id;
-	uint64_t kind, timeout_ms, quiet_ms, in, rows, cols;
+	uint64_t kind, timeout_ms, quiet_ms, in, merge, rows, cols;
 	bool pty;
 	uint32_t args;
 };
@@ -55,6 +55,8 @@ static int request_field(const struct field *f, struct request *r)
 		return field_u64(f, &r->quiet_ms);
 	case T_STDIN:
 		return field_u64(f, &r->in);
+	case T_MERGE:
+		return field_u64(f, &r->merge);
 	case T_PTY_ROWS:
 		r->pty = true;
 		return field_u64(f, &r->rows);
@@ -75,7 +77,7 @@ static bool request_parse(const uint8_t *payload, size_t length, struct request 
 	while ((more = fields_next(&it, &f)) > 0)
 		if (request_field(&f, r))
 			return false;
-	if (r->kind == 2 && (r->pty || r->in))
+	if (r->kind == 2 && (r->pty || r->in || r->merge))
 		return false;
 	return !more && r->id && r->args && r->kind <= 2;
 }
@@ -274,7 +276,7 @@ static int streams_make(struct op *op, struct launch *l, bool in)
 			return error;
 		inlet_open(&op->in, here, INLET_PIPE, in_ready);
 	}
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < (l->merge ? 1 : 2); i++) {
 		error = pipe_make(&here, i ? &l->err : &l->out, true);
 		if (error)
 			return error;
@@ -374,6 +376,7 @@ int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step
 	op->pty = l.pty = r.pty;
 	op->rows = l.rows = (uint16_t)r.rows;
 	op->cols = l.cols = (uint16_t)r.cols;
+	l.merge = r.merge == 1;
 	l.kind = r.kind;
 	op->oom_before = oom_count();
 	error = l.kind == 2 ? session_begin(op, payload, length) : 0;

@@ -42,6 +42,22 @@ async def collect(command, **options):
     raise AssertionError("no result")
 
 
+async def test_merged_output_is_one_stream_in_order(sandbox):
+    line = "for i in 1 2 3; do echo out$i; echo err$i >&2; done; nosuchprogram; exit 4"
+    result = await sandbox.run(line, merge_stderr=True)
+    text = result.text.splitlines()
+    assert text[:6] == ["out1", "err1", "out2", "err2", "out3", "err3"]
+    assert "nosuchprogram" in text[6]
+    assert (result.exit_code, result.stderr, result.stderr_total) == (4, b"", 0)
+    # What is opened anew by its name is the same stream, and a program needs no shell for it.
+    again = await sandbox.run(
+        ["sh", "-c", "echo a >/dev/stderr; echo b >/dev/stdout"], merge_stderr=True
+    )
+    assert (again.stdout, again.stderr) == (b"a\nb\n", b"")
+    command = await sandbox.start("echo x >&2; cat >&2", merge_stderr=True, stdin=b"y\n")
+    assert (await collect(command))[:2] == (b"x\ny\n", b"")
+
+
 # --- handles
 
 

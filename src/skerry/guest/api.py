@@ -41,6 +41,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     no_output_ms: int = 0  # without a byte of output for that long it is ended; 0: never
     script: bytes | None = None  # a file that only the command has: /proc/self/fd/3
     stdin: bool = False
+    merge: bool = False  # stderr goes where stdout goes, in the order of the writes
     terminal: tuple[int, int] | None = None  # rows, cols
 
 

@@ -8,7 +8,7 @@ from skerry.errors import InvalidRequest
 from skerry.guest.api import Kind, Operation
 from skerry.wire import guest
 from skerry.wire.frames import HEADER_BYTES, PAYLOAD_BYTES_MAX
-from skerry.wire.starts import encode_start, takes_long
+from skerry.wire.starts import encode_start, takes_long, takes_merge
 
 FRAME_BYTES_MAX: Final = HEADER_BYTES + PAYLOAD_BYTES_MAX
 
@@ -27,6 +27,7 @@ def start_frames(operation: Operation, generation: int, agent_version: str) -> b
         no_output_ms=operation.no_output_ms or None,
         script=operation.script,
         stdin=operation.stdin,
+        merge=operation.merge or None,
         rows=rows,
         cols=cols,
     )
@@ -37,5 +38,10 @@ def start_frames(operation: Operation, generation: int, agent_version: str) -> b
         raise InvalidRequest(
             f"the sandbox was made by an earlier version (agent {agent_version}), which has "
             "no sessions, no long commands and no no-output timeout"
+        )
+    if operation.merge and not takes_merge(agent_version):
+        raise InvalidRequest(
+            f"the sandbox was made by an earlier version (agent {agent_version}), which cannot "
+            "merge stderr into stdout"
         )
     return frames

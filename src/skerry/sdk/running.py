@@ -33,6 +33,7 @@ def command_of(
     output_limit: int = OUTPUT_LIMIT_DEFAULT,
     terminal: Terminal | None = None,
     interactive: bool = False,
+    merge_stderr: bool = False,
 ) -> CommandSpec:
     """Returns the checked command: a text is a shell line, a sequence is argv."""
     if not isinstance(command, str | Sequence):
@@ -49,6 +50,7 @@ def command_of(
         output_limit=output_limit,
         terminal=terminal,
         interactive=interactive,
+        merge_stderr=merge_stderr,
     )
     return typed(spec).check()
 

@@ -167,13 +167,15 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
         no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
+        merge_stderr: bool = False,
         op_id: str | None = None,
     ) -> RunResult:
         """Runs a command (argv, or a shell line) to its end and returns its result.
 
         A lost connection is repaired and the command is never run twice; an exception or Ctrl-C here
         ends the command inside. Exit status, timeout and a missing program are in the result.
-        `no_output_timeout` ends it after so many seconds without a byte of output.
+        `no_output_timeout` ends it after so many seconds without a byte of output. With `merge_stderr`
+        what it writes to stderr stands in stdout, in the order in which both were written.
         """
         spec = command_of(
             command,
@@ -185,6 +187,7 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
             no_output_timeout=no_output_timeout,
             output_limit=output_limit,
             terminal=terminal,
+            merge_stderr=merge_stderr,
         )
         return await self._runner.run(spec, op_id)
 
@@ -227,6 +230,7 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
         no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
+        merge_stderr: bool = False,
         op_id: str | None = None,
     ) -> AsyncIterator[StreamEvent]:
         """Runs a command and yields its output as it comes, then its result (the last event).
@@ -244,6 +248,7 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
             no_output_timeout=no_output_timeout,
             output_limit=output_limit,
             terminal=terminal,
+            merge_stderr=merge_stderr,
         )
         async with contextlib.aclosing(self._runner.stream(spec, op_id)) as events:
             async for event in events:
@@ -261,6 +266,7 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
         no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
+        merge_stderr: bool = False,
         interactive: bool = False,
         op_id: str | None = None,
     ) -> AsyncCommandHandle:
@@ -280,6 +286,7 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
             no_output_timeout=no_output_timeout,
             output_limit=output_limit,
             terminal=terminal,
+            merge_stderr=merge_stderr,
             interactive=interactive,
         )
         op = op_id or secrets.token_hex(16)

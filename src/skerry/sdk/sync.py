@@ -837,13 +837,15 @@ class Sandbox:
         no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
+        merge_stderr: bool = False,
         op_id: str | None = None,
     ) -> RunResult:
         """Runs a command (argv, or a shell line) to its end and returns its result.
 
         A lost connection is repaired and the command is never run twice; an exception or Ctrl-C here
         ends the command inside. Exit status, timeout and a missing program are in the result.
-        `no_output_timeout` ends it after so many seconds without a byte of output.
+        `no_output_timeout` ends it after so many seconds without a byte of output. With `merge_stderr`
+        what it writes to stderr stands in stdout, in the order in which both were written.
         """
         return self._portal.call(
             self._inner.run(
@@ -856,6 +858,7 @@ class Sandbox:
                 no_output_timeout=no_output_timeout,
                 output_limit=output_limit,
                 terminal=terminal,
+                merge_stderr=merge_stderr,
                 op_id=op_id,
             )
         )
@@ -895,6 +898,7 @@ class Sandbox:
         no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
+        merge_stderr: bool = False,
         op_id: str | None = None,
     ) -> Iterator[StreamEvent]:
         """Runs a command and yields its output as it comes, then its result (the last event).
@@ -913,6 +917,7 @@ class Sandbox:
                 no_output_timeout=no_output_timeout,
                 output_limit=output_limit,
                 terminal=terminal,
+                merge_stderr=merge_stderr,
                 op_id=op_id,
             )
         )
@@ -929,6 +934,7 @@ class Sandbox:
         no_output_timeout: float | None = None,
         output_limit: int = OUTPUT_LIMIT_DEFAULT,
         terminal: Terminal | None = None,
+        merge_stderr: bool = False,
         interactive: bool = False,
         op_id: str | None = None,
     ) -> CommandHandle:
@@ -951,6 +957,7 @@ class Sandbox:
                     no_output_timeout=no_output_timeout,
                     output_limit=output_limit,
                     terminal=terminal,
+                    merge_stderr=merge_stderr,
                     interactive=interactive,
                     op_id=op_id,
                 )

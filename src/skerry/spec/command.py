@@ -31,6 +31,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     output_limit: int = limits.OUTPUT_LIMIT_DEFAULT  # bytes kept a stream; half head, half tail
     terminal: Terminal | None = None
     interactive: bool = False  # stdin stays open and is fed over the stream
+    merge_stderr: bool = False  # into stdout, in the order in which both were written
     session: str | None = None  # runs `shell` in this session; all of the above are the session's
 
     def check(self) -> CommandSpec:
@@ -71,7 +72,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         check_session_id(session)
         if self.shell is None:
             raise InvalidRequest("argv: a session runs shell lines")
-        for what in ("env", "cwd", "user", "terminal", "interactive"):
+        for what in ("env", "cwd", "user", "terminal", "interactive", "merge_stderr"):
             if getattr(self, what):
                 raise InvalidRequest(f"{what}: cannot be given with session")
         if self.stdin is not None:
@@ -82,7 +83,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a command ended. Exactly one of `exit_code`, `signal`, `start_error` is set.
 
     stdout and stderr are byte-exact; past the limit the middle is cut out, `truncated` is set and
-    the totals count everything. With a terminal all output is in stdout.
+    the totals count everything. With a terminal, or merged, all output is in stdout.
     """
 
     exit_code: int | None = None

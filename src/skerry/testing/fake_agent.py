@@ -46,7 +46,7 @@ class FakeAgent:
         self.finished: OrderedDict[bytes, None] = OrderedDict()
         self.connection: AgentConnection | None = None
         self.never_answer = False
-        self.version = b"0.2.0"
+        self.version = b"0.3.0"
         self.held = False
         self.held_frames = 0
         self.running = asyncio.Event()  # cleared while paused

@@ -76,6 +76,9 @@ class FakeOperation:
             data = data[room:]
             self.agent.pump(self)
 
+    async def _write_merged(self, _channel: int, data: bytes) -> None:
+        await self.write(2, data)
+
     async def read(self) -> bytes:
         """Returns the next piece of standard input; b"" at its end."""
         if not self.stdin_open:
@@ -157,7 +160,7 @@ class FakeOperation:
             user=self.fields.get(Tag.USER, [b"0:0"])[0].decode(),
             files=self.agent.files,
             clock=self.agent.clock,
-            write=self.write,
+            write=self._write_merged if number(self.fields, Tag.MERGE) else self.write,
             read=self.read,
             started=lambda: self.agent.send(
                 Code.STARTED, self.handle << 2, [(Tag.PID, 1000 + self.handle)]

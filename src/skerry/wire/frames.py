@@ -133,6 +133,7 @@ class Tag(IntEnum):
     MORE = 44
     SCRIPT = 45
     HELD = 46
+    MERGE = 47
     CFG_TASKS = 64
     CFG_OOM = 65
     CFG_PEER_UID = 66

@@ -138,6 +138,7 @@ class Start(Message, frozen=True, kw_only=True):
         number("no_output_ms", Tag.NO_OUTPUT_MS, optional=True),
         raw("script", Tag.SCRIPT, optional=True),
         flag("stdin", Tag.STDIN),
+        flag("merge", Tag.MERGE, optional=True),
         number("rows", Tag.PTY_ROWS, 0, PTY_MAX, optional=True),
         number("cols", Tag.PTY_COLS, 0, PTY_MAX, optional=True),
     )
@@ -151,6 +152,7 @@ class Start(Message, frozen=True, kw_only=True):
     no_output_ms: int | None = None
     script: bytes | None = None
     stdin: bool = False
+    merge: bool | None = None  # stderr goes where stdout goes
     rows: int | None = None  # both or none: a terminal
     cols: int | None = None
 

@@ -14,8 +14,17 @@ START_MORE_MAX: Final = 1 << 21  # bytes of a START's fields that may come in MO
 
 def takes_long(version: str) -> bool:
     """Returns whether an agent of that version knows MORE, HOLD, NO_OUTPUT_MS and SCRIPT (0.2)."""
+    return _minor(version) >= 2
+
+
+def takes_merge(version: str) -> bool:
+    """Returns whether an agent of that version knows MERGE (0.3)."""
+    return _minor(version) >= 3
+
+
+def _minor(version: str) -> int:
     minor = version.split(".")[1:2]
-    return bool(minor) and minor[0].isdecimal() and int(minor[0]) >= 2
+    return int(minor[0]) if minor and minor[0].isdecimal() else 0
 
 
 def encode_start(message: guest.Start, generation: int, handle: int) -> bytes:

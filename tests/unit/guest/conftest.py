@@ -80,7 +80,7 @@ class Agent:
         self,
         *operations: guest.KnownOperation,
         generation: int = GENERATION,
-        version: bytes = b"0.2.0",
+        version: bytes = b"0.3.0",
     ):
         hello = await self.expect(guest.Hello, 0)
         self.generation = generation
@@ -119,7 +119,7 @@ async def connect(socketpair) -> AsyncIterator[Connect]:
     """Returns a maker of welcomed (client, agent) pairs; all are closed afterwards."""
     clients: list[GuestClient] = []
 
-    async def make(*operations, generation: int = GENERATION, version: bytes = b"0.2.0"):
+    async def make(*operations, generation: int = GENERATION, version: bytes = b"0.3.0"):
         open_channel, agent = await socketpair()
         task = asyncio.ensure_future(GuestClient.connect(open_channel, nonce=NONCE, timeout=5))
         await agent.welcome(*operations, generation=generation, version=version)

@@ -303,6 +303,14 @@ async def test_agent_of_before_is_asked_for_nothing_that_it_does_not_know(connec
     await agent.expect(guest.Start)
 
 
+async def test_agent_of_before_is_not_asked_to_merge(connect):
+    client, agent = await connect(version=b"0.2.0")
+    with pytest.raises(InvalidRequest, match="cannot merge"):
+        client.start(operation(merge=True), ListSink())
+    client.start(operation(), ListSink())
+    assert (await agent.expect(guest.Start)).merge is None
+
+
 async def test_many_writers_that_wait_send_no_more_than_the_channel_takes(connect):
     client, agent = await connect()
     running = [client.start(operation(handle, stdin=True), ListSink()) for handle in range(1, 101)]

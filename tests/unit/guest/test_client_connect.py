@@ -19,7 +19,7 @@ async def test_welcome_names_generation_version_and_live_operations(connect):
     known = guest.KnownOperation(3, bytes(16), True, 5, 6)
     client, _ = await connect(known, generation=9)
     assert client.generation == 9
-    assert client.agent_version == "0.2.0"
+    assert client.agent_version == "0.3.0"
     (live,) = client.live
     assert (live.handle, live.op_id, live.done) == (3, bytes(16), True)
     assert (live.stdout_total, live.stderr_total) == (5, 6)

@@ -109,6 +109,7 @@ def operation(
         no_output_ms=milliseconds(spec.no_output_timeout_s),
         script=script,
         stdin=spec.interactive or spec.stdin is not None,
+        merge=spec.merge_stderr,
         terminal=None if terminal is None else (terminal.rows, terminal.cols),
     )
 

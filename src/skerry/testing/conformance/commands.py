@@ -76,6 +76,10 @@ class CommandConformance(Conformance):
         result = await box.sh("echo out; echo err >&2")
         assert (result.stdout, result.stderr) == (b"out\n", b"err\n")
 
+    async def test_merged_stderr_stands_in_stdout_in_order(self, box: Box) -> None:
+        result = await box.sh("echo a; echo b >&2; echo c; echo d >&2", merge=True)
+        assert (result.stdout, result.stderr) == (b"a\nb\nc\nd\n", b"")
+
     async def test_bytes_are_exact(self, box: Box) -> None:
         result = await box.run("printf", r"\000\377\r\n\r x")
         assert result.stdout == b"\x00\xff\r\n\r x"
