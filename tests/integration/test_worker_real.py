@@ -142,6 +142,14 @@ async def test_kills_of_workers_node_and_trainer_lose_and_double_nothing(layer_s
             await asyncio.to_thread(node.start)
             killed += await kill_workers(client, 4, 1.0)
             records = await training
+            told = Counter(
+                [
+                    f"{_number(one.rollout)}.{event.request['attempt']}.{event.request['ordinal']}"
+                    for one in await client.trajectories.list(job="kills")
+                    async for event in client.trajectories.events(one.sandbox)
+                    if event.action == "model.request"
+                ]
+            )
             await job.end()
     assert (killed, trainer.deaths) == (8, 2)
     assert [one.reward for one in records] == [1.0] * 6
@@ -151,6 +159,11 @@ async def test_kills_of_workers_node_and_trainer_lose_and_double_nothing(layer_s
     assert set(trainer.turns.values()) == {1}
     assert len(trainer.turns) == 6 * TURNS  # no request was lost
     assert set(trainer.recorded.values()) == {1}  # none was answered twice
+    assert told == Counter(dict.fromkeys(trainer.recorded, 1))  # and none is told twice
+
+
+def _number(rollout: str | None) -> int:
+    return int(str(rollout).rpartition("-")[2])
 
 
 async def test_a_request_that_waits_pauses_its_sandbox_and_costs_no_time(
@@ -293,4 +306,14 @@ async def test_a_model_behind_a_url_solves_a_task_and_its_key_stays_outside(
     assert (actions["ask"], actions["answer"]) == (4, 4)
     assert b"sk-secret" not in (Path(summary.path) / "rollouts.jsonl").read_bytes()
     assert verify_job(tmp_path, "solves").sound
+    agent, *_ = await node_client.trajectories.list(rollout=record.rollout)
+    events = [event async for event in node_client.trajectories.events(agent.sandbox)]
+    order = [event.action for event in events]
+    requests = [event for event in events if event.action == "model.request"]
+    assert [event.request["ordinal"] for event in requests] == [0, 1, 2, 3]
+    began, diff = order.index("run"), order.index("disk.diff")
+    assert all(began < event.ordinal < diff for event in requests)
+    shell = [one["name"] for event in requests for one in event.result.get("tool_calls", ())]
+    assert (shell, requests[3].result["answer"]) == (["bash"] * 3, {"text": "Fixed."})
+    assert task.bug.split("\n", maxsplit=1)[0] in requests[0].request["new"][1]["text"]
     assert await node_client.sandboxes.list() == []

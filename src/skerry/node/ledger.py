@@ -145,7 +145,8 @@ class Did(msgspec.Struct, frozen=True, tag="did", omit_defaults=True):
     Actions are "file.read", "file.write", "file.put", "file.walk", "file.usage", "file." and the name
     of a FileOp, "tree.get", "tree.put", "disk.diff", "disk.tar", "change", "network", "pause",
     "resume", "commit" (acknowledged; its op is the commit's id), "commit.packed", "fork", "forward",
-    "connect", "command.signal", "command.cancel", and what a harness posts: "verdict", "harness.NAME".
+    "connect", "command.signal", "command.cancel", and what a harness posts: "verdict", "model.request",
+    "harness.NAME".
     """
 
     action: str

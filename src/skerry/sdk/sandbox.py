@@ -109,10 +109,11 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
         request: dict[str, Any] | None = None,
         result: dict[str, Any] | None = None,
         started: float | None = None,
+        ended: float | None = None,
         usage: dict[str, Any] | None = None,
         op_id: str | None = None,
     ) -> int:
-        """Adds to its record, once: a "verdict", or "harness.NAME"; values are what JSON can hold.
+        """Adds to its record, once: "verdict", "model.request" or "harness.NAME", with JSON's values.
 
         The same again under one `op_id`, 32 hexadecimal digits, is recorded once. Returns the number
         of the record. Raises InvalidRequest, StorageFailed.
@@ -122,6 +123,7 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
             request=request or {},
             result=result,
             started=started,
+            ended=ended,
             usage=usage or {},
         )
         once = {"op": op_id or secrets.token_hex(16)}

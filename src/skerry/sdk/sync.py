@@ -807,17 +807,24 @@ class Sandbox:
         request: dict[str, Any] | None = None,
         result: dict[str, Any] | None = None,
         started: float | None = None,
+        ended: float | None = None,
         usage: dict[str, Any] | None = None,
         op_id: str | None = None,
     ) -> int:
-        """Adds to its record, once: a "verdict", or "harness.NAME"; values are what JSON can hold.
+        """Adds to its record, once: "verdict", "model.request" or "harness.NAME", with JSON's values.
 
         The same again under one `op_id`, 32 hexadecimal digits, is recorded once. Returns the number
         of the record. Raises InvalidRequest, StorageFailed.
         """
         return self._portal.call(
             self._inner.record(
-                action, request=request, result=result, started=started, usage=usage, op_id=op_id
+                action,
+                request=request,
+                result=result,
+                started=started,
+                ended=ended,
+                usage=usage,
+                op_id=op_id,
             )
         )
 

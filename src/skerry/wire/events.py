@@ -1,4 +1,4 @@
-"""What a harness may add to the record of a sandbox: verdicts, and words of its own."""
+"""What a harness may add to the record of a sandbox: verdicts, model requests, and words of its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from skerry.errors import InvalidRequest
 from skerry.wire.http import ErrorBody
 
 EVENTS_MAX: Final = 1000
-ACTION: Final = re.compile(r"verdict|harness\.[a-z0-9_.-]{1,48}")
+ACTION: Final = re.compile(r"verdict|model\.request|harness\.[a-z0-9_.-]{1,48}")
 
 
 class PostedEvent(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One event. `action` is "verdict", or "harness.NAME"; values are what JSON can hold.
+    """One event. `action` is "verdict", "model.request" or "harness.NAME"; values are JSON's.
 
     At most one of result and error. Times are seconds since the epoch; without them: now.
     """
@@ -34,7 +34,7 @@ class PostedEvent(
         """Returns itself; InvalidRequest if it cannot stand in a record."""
         if ACTION.fullmatch(self.action) is None:
             raise InvalidRequest(
-                f"action: {self.action[:80]!r} is neither 'verdict' nor 'harness.NAME'"
+                f"action: {self.action[:80]!r} is none of verdict, model.request, harness.NAME"
             )
         if self.result is not None and self.error is not None:
             raise InvalidRequest("an event has a result or an error, not both")

@@ -17,6 +17,12 @@ def verdict_id(rollout: str, attempt: int) -> str:
     return hashlib.blake2b(text, digest_size=16, person=b"skerry-verdict").hexdigest()
 
 
+def asked_id(rollout: str, attempt: int, ordinal: int) -> str:
+    """Returns the id under which a model request is in the record of its sandbox, once."""
+    text = f"{rollout}\x00{attempt}\x00{ordinal}".encode()
+    return hashlib.blake2b(text, digest_size=16, person=b"skerry-asked").hexdigest()
+
+
 def agent_key(rollout: str, attempt: int) -> str:
     """Returns the key under which an attempt's sandbox is made, once."""
     return f"rollout/{rollout}/{attempt}"

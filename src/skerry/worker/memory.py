@@ -74,6 +74,12 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, tag="given"):
     body: bytes = b""
 
 
+class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
+    """A model request is in the record of the agent's sandbox."""
+
+    ordinal: int
+
+
 class Stilled(msgspec.Struct, frozen=True, kw_only=True, tag="stilled"):
     """The sandbox is about to be paused, since requests wait for so long."""
 
@@ -116,6 +122,7 @@ Entry: TypeAlias = (
     | Kept
     | Several
     | Given
+    | Told
     | Stilled
     | Acted
     | Submitted
@@ -149,6 +156,7 @@ class Memory:
         self.digests: list[str] = []  # of the model requests, by ordinal
         self.asked_at: list[float] = []
         self.given: dict[int, Given] = {}  # without their bodies
+        self.told: set[int] = set()  # the ordinals that are in the record of the sandbox
         self.stilled = False  # its sandbox may have been paused, and not resumed since
         self.open: set[int] = set()  # the ordinals that have no answer
         self.active_s = 0.0
@@ -192,6 +200,8 @@ class Memory:
                 self.given[entry.ordinal] = msgspec.structs.replace(entry, body=b"")
                 self.open.discard(entry.ordinal)
                 self.active_s = entry.active_s
+            case Told():
+                self.told.add(entry.ordinal)
             case Stilled():
                 self.stilled = True
                 self.active_s = entry.active_s
@@ -214,6 +224,7 @@ class Memory:
         assert self.submission is None or self.acted is not None  # noqa: S101
         assert self.open.isdisjoint(self.given)  # noqa: S101
         assert self.open | self.given.keys() == set(range(self.asked))  # noqa: S101
+        assert self.told <= set(range(self.asked))  # noqa: S101
         assert self.attempt >= 0 or not (self.sandbox or self.asked or self.kept)  # noqa: S101
 
 

@@ -107,6 +107,9 @@ class Sandbox(Protocol):
         *,
         request: dict[str, Any] | None = None,
         result: dict[str, Any] | None = None,
+        started: float | None = None,
+        ended: float | None = None,
+        usage: dict[str, Any] | None = None,
         op_id: str | None = None,
     ) -> int:
         """Adds to its record, once for each id."""

@@ -94,6 +94,31 @@ def test_nothing_that_a_guest_wrote_commands_the_terminal(boxes, store):
     assert "\\x1b[31mred" in text
 
 
+def test_requests_of_a_model_are_shown_with_what_was_said_and_command_no_terminal(story, tmp_path):
+    box = story.create(1, rollout="r-0")
+    said = {
+        "request": {"ordinal": 0, "call": "responses", "model": EVIL, "messages": 3, "bytes": 90,
+                    "new": [{"role": "tool", "text": f"made{EVIL}"}, 7]},
+        "result": {"answered": True, "status": 200, "finish_reason": "stop",
+                   "answer": {"text": "I am done" + EVIL},
+                   "tool_calls": [{"name": "bash", "arguments": {"text": "ls /x"}}, None]},
+        "usage": {"input_tokens": 20, "output_tokens": 3},
+    }  # fmt: skip
+    odd = {"request": {"new": 7}, "result": {"answered": False, "answer": 7, "tool_calls": {}}}
+    for one in (said, odd):
+        story.journal.append(box, "did", {"action": "model.request", "op": b"", **one})
+    story.ship(str(tmp_path / "store"))
+    shown = invoke(None, "trace", "show", box, "--full", "--store", str(tmp_path / "store"))
+    assert shown.exit_code == 0, shown.output
+    for words in ("0: responses of", "status 200, stop, 20 input tokens, 3 output tokens",
+                  "tool: made", "answer: I am done", "calls: bash ls /x", "never answered"):  # fmt: skip
+        assert words in shown.stdout
+    assert not {"\x1b", "\x07", "\r", "\x9b", "\u202e"} & set(shown.stdout)
+    assert not [line for line in shown.stdout.splitlines() if line.startswith("sound")]
+    stats = invoke(None, "trace", "stats", "--store", str(tmp_path / "store")).stdout
+    assert stats.splitlines()[1].split()[9:11] == ["1", "23"]
+
+
 def test_rollout_keys_that_are_hostile_are_escaped_too(story, tmp_path):
     box = story.create(1, rollout="a\x1b[31mb")
     story.ship(str(tmp_path / "store"))

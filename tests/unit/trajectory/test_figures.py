@@ -45,6 +45,37 @@ def test_time_is_at_work_between_or_paused_and_overlaps_count_once():
     assert (stats.events, stats.commands, stats.sandboxes) == (7, 4, 1)
 
 
+def model_request(ordinal: int, started: float, ended: float, **fields) -> Event:
+    request = {"ordinal": ordinal, "new": [{"role": "user", "text": "q"}], "digest": "d"}
+    result = {"answered": True, "answer": {"text": "a"}, "sha256": "s", "bytes": 1}
+    usage = {"input_tokens": 20, "output_tokens": 3}
+    fields = {"request": request, "result": result, "usage": usage} | fields
+    return event(ordinal, started, ended, "model.request", **fields)
+
+
+def test_requests_of_a_model_are_no_work_and_are_counted_with_their_tokens():
+    lone = [event(0, 0.0, 1.0), event(1, 4.0, 5.0)]
+    asking = [lone[0], model_request(1, 1.0, 3.5), model_request(2, 3.5, 4.0), lone[1]]
+    asking.append(model_request(3, 5.0, 5.0, result={"answered": False}, usage={}))
+    stats, without = stats_of(asking), stats_of(lone)
+    assert (stats.model_requests, stats.model_s) == (2, 3.0)
+    assert (stats.input_tokens, stats.output_tokens) == (40, 6)
+    assert (stats.busy_s, stats.between_s) == (without.busy_s, without.between_s) == (2.0, 3.0)
+
+
+def test_requests_of_a_model_are_compared_by_what_is_said():
+    one = model_request(0, 0, 1)
+    drawn = {"digest": "e", "sha256": "t", "bytes": 2}
+    same = model_request(0, 5, 9, request=one.request | drawn, result=one.result | drawn)
+    assert [pair.kind for pair in compare([one], [same])] == [Kind.SAME]
+    other = model_request(0, 0, 1, result=one.result | {"answer": {"text": "b"}})
+    assert [pair.kind for pair in compare([one], [other])] == [Kind.OUTCOME]
+    asked = one.request | {"new": [{"role": "user", "text": "p"}]}
+    assert [pair.kind for pair in compare([one], [model_request(0, 0, 1, request=asked)])] == [
+        Kind.REQUEST
+    ]
+
+
 def test_failures_are_counted_by_fault_and_commands_by_how_they_ended():
     def error(fault: str) -> dict:
         return {"code": "x", "fault": fault, "message": "m"}
@@ -112,14 +143,15 @@ EVENTS = [
     event(2, 3.5, 4.0, result={"signal": 9, "stdout": content(b"\xff")}, usage={"cpu_seconds": 1}),
     event(3, 4.0, 0.0, outcome=Outcome.RUNNING),
     event(4, 4.0, 5.0, outcome=Outcome.ERROR, error={"code": "invalid", "fault": "caller"}),
+    model_request(5, 5.0, 6.0),
 ]
 
 
 def test_json_lines_have_every_field_of_every_event(tmp_path):
     path = tmp_path / "out.jsonl"
-    assert export(EVENTS, str(path), "jsonl") == 5
+    assert export(EVENTS, str(path), "jsonl") == 6
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["ordinal"] for line in lines] == [0, 1, 2, 3, 4]
+    assert [line["ordinal"] for line in lines] == [0, 1, 2, 3, 4, 5]
     assert all(line.keys() == set(Event.__struct_fields__) for line in lines)
     assert lines[1]["result"]["stdout"] == {"bytes": 2, "text": "ä"}
     assert lines[0]["rollout"] == "r"
@@ -130,19 +162,21 @@ def test_parquet_has_the_documented_columns_and_the_same_events(tmp_path, monkey
 
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 2)
     path = tmp_path / "out.parquet"
-    assert export(EVENTS, str(path), "parquet") == 5
+    assert export(EVENTS, str(path), "parquet") == 6
     table = parquet.read_table(path)
     assert [(field.name, str(field.type)) for field in table.schema] == [
         (name, "double" if kind == "float64" else kind) for name, kind in COLUMNS
     ]
     assert table.schema.metadata[b"skerry.schema_version"] == b"1"
     rows = table.to_pylist()
-    assert [row["exit_code"] for row in rows] == [0, 0, None, None, None]
-    assert [row["stdout"] for row in rows] == [None, "ä", "\ufffd", None, None]
-    assert [row["ended"] for row in rows] == [2.0, 3.5, 4.0, None, 5.0]
-    assert [row["error_fault"] for row in rows] == [None] * 4 + ["caller"]
+    assert [row["exit_code"] for row in rows] == [0, 0, None, None, None, None]
+    assert [row["stdout"] for row in rows] == [None, "ä", "\ufffd", None, None, None]
+    assert [row["ended"] for row in rows] == [2.0, 3.5, 4.0, None, 5.0, 6.0]
+    assert [row["error_fault"] for row in rows] == [None] * 4 + ["caller", None]
     assert json.loads(rows[2]["result"])["stdout"] == {"base64": "/w==", "bytes": 1}
     assert rows[2]["cpu_seconds"] == 1.0
+    assert [row["input_tokens"] for row in rows] == [None] * 5 + [20]
+    assert rows[5]["output_tokens"] == 3
 
 
 def test_parquet_without_any_event_is_a_file_with_columns(tmp_path):

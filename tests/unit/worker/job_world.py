@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from skerry.errors import NotFound, SkerryError, Unavailable
+from skerry.errors import Conflict, NotFound, SkerryError, Unavailable
 from skerry.spec.command import RunResult
 from skerry.spec.files import Change, ChangeKind, FileInfo, FileType
 from skerry.spec.job import JobInfo, JobSpec, JobState
@@ -170,11 +170,18 @@ class FakeSandbox:
         *,
         request: dict[str, Any] | None = None,
         result: dict[str, Any] | None = None,
+        started: float | None = None,
+        ended: float | None = None,
+        usage: dict[str, Any] | None = None,
         op_id: str | None = None,
     ) -> int:
         self.may("record")
+        self.world.posts += 1
         key = op_id or str(len(self.world.recorded))
-        self.world.recorded.setdefault(key, (self.id, action, request, result))
+        told = (self.id, action, request, result)
+        if self.world.recorded.setdefault(key, told) != told:
+            raise Conflict(f"operation {key} is another one")
+        self.world.times.setdefault(key, (started, ended, usage))
         return len(self.world.recorded)
 
     async def diff(self) -> tuple[Change, ...]:
@@ -221,7 +228,9 @@ class FakeClient:
         self.images = FakeImages()
         self.jobs = FakeJobs(self.images)
         self.made: list[FakeSandbox] = []
-        self.recorded: dict[str, tuple[str, str, Any, Any]] = {}
+        self.recorded: dict[str, tuple[str, str, Any, Any]] = {}  # by operation id
+        self.times: dict[str, tuple[float | None, float | None, Any]] = {}
+        self.posts = 0
         self.on_create: Callable[[str], None] | None = None
         self.on_call: Callable[[FakeSandbox, str], None] | None = None
         self.report: Report = honest

@@ -15,7 +15,13 @@ from job_world import CORE, FakeSandbox
 from service_world import World
 from yarl import URL
 
-from skerry.errors import Conflict, InvalidRequest, NotFound, SandboxFailed, Unavailable
+from skerry.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    SandboxFailed,
+    Unavailable,
+)
 from skerry.sdk.rollout_job import combined
 from skerry.spec.command import RunResult
 from skerry.spec.job import JobState

@@ -21,7 +21,18 @@ from skerry.trajectory.rollouts.reader import verify_job
 
 HERE = Path(__file__).parent
 LIVES_MAX = 120
-KINDS = {"taken", "begun", "placed", "asked", "given", "handed", "acted", "submitted", "verifying"}
+KINDS = {
+    "taken",
+    "begun",
+    "placed",
+    "asked",
+    "given",
+    "told",
+    "handed",
+    "acted",
+    "submitted",
+    "verifying",
+}
 
 
 async def life(world: World, number: int, moment: str, ended: asyncio.Event) -> str:
@@ -81,6 +92,9 @@ async def test_a_worker_killed_at_every_record_restarts_and_doubles_nothing(tmp_
     assert [record.reward for record in records] == [1.0] * 2
     assert [record.attempts for record in records] == [()] * 2
     assert world.client.left() == []
+    told = [request["ordinal"] for _, action, request, _ in world.client.recorded.values()
+            if action == "model.request"]  # fmt: skip
+    assert told == list(range(world.turns))
     assert world.refused == []
     assert verify_job(tmp_path / "state" / "jobs", "j").sound
 

@@ -14,6 +14,7 @@ from skerry.spec.trajectory import is_content
 if TYPE_CHECKING:
     from skerry.spec.trajectory import Event
 
+MODEL_REQUEST = "model.request"
 TEXT_SHOWN = 400
 LINE_SHOWN = 200
 COLOURS = {
@@ -47,6 +48,11 @@ def brief(event: Event, limit: int = LINE_SHOWN) -> str:
         text = str(shell) if shell is not None else shlex.join(map(str, words))
         where = f" [{request.get('session')}]" if event.action == "session.run" else ""
         return cut(f"{inert(text)}{inert(where)}", limit)
+    if event.action == MODEL_REQUEST:
+        told = [request.get(name) for name in ("ordinal", "call", "model", "messages", "bytes")]
+        number, call, model, messages, length = (str(value) for value in told)
+        text = f"{number}: {call} of {model!r}, {messages} messages, {length} bytes"
+        return cut(inert(text), limit)
     parts = [f"{name}={_word(value)}" for name, value in request.items()]
     return cut(inert(" ".join(parts)), limit)
 
@@ -58,6 +64,8 @@ def came(event: Event) -> str:
         return cut(inert(f"{event.error.get('code', '')} ({fault}): {message}"), LINE_SHOWN)
     result = event.result or {}
     words = []
+    if event.action == MODEL_REQUEST:
+        words += _answered(event, result)
     if result.get("exit_code") is not None:
         words.append(f"exit {result['exit_code']}")
     if result.get("signal") is not None:
@@ -83,6 +91,38 @@ def lines_of(event: Event, began: float, *, full: bool = False) -> Iterator[str]
             text = _content(value, full=full)
             if text:
                 yield f"{'':>19}{inert(name)}: " + inert_lines(text, " " * 21)
+    if event.action == MODEL_REQUEST:
+        for name, text in _said(event):
+            shown = text if full else cut(text, TEXT_SHOWN)
+            yield f"{'':>19}{inert(name)}: " + inert_lines(shown, " " * 21)
+
+
+def _answered(event: Event, result: dict[str, Any]) -> list[str]:
+    """Returns how a request of a model went."""
+    if not result.get("answered"):
+        return ["never answered"]
+    words = [f"status {result.get('status')}", str(result.get("finish_reason") or "")]
+    words += [f"{count} {name.replace('_', ' ')}" for name, count in event.usage.items()]
+    return [word for word in words if word]
+
+
+def _said(event: Event) -> Iterator[tuple[str, str]]:
+    """Yields who said what: what was new in a request, and what the model answered."""
+    for one in _mappings(event.request.get("new")):
+        yield cut(str(one.get("role")), LINE_SHOWN), str(one.get("text", ""))
+    result = event.result or {}
+    for name in ("answer", "error"):
+        for one in _mappings([result.get(name)]):
+            if one.get("text"):
+                yield name, str(one["text"])
+    for call in _mappings(result.get("tool_calls")):
+        for one in _mappings([call.get("arguments")]):
+            yield "calls", f"{call.get('name')} {one.get('text', '')}"
+
+
+def _mappings(value: Any) -> list[dict[str, Any]]:
+    """Returns what is an object in a list that somebody posted."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _content(value: dict[str, Any], *, full: bool) -> str:

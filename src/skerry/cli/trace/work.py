@@ -307,8 +307,9 @@ def stats(
     """Sum trajectories up: commands, time at work and between, output, failures by fault.
 
     BETWEEN is the time from the end of an operation to the begin of the next: what the model, or
-    whoever drives the sandbox, took. FAILURES are by whose fault they are; commands that ended with
-    another status than 0 are under NONZERO. All sandboxes, if no name is given.
+    whoever drives the sandbox, took. MODEL counts its answers on record, TOKENS those that it took and
+    gave. FAILURES are by whose fault they are; commands that ended with another status than 0 are under
+    NONZERO. All sandboxes, if no name is given.
     """
     chosen = (names, job)
     groups = app.wait_for(lambda: _stats(app, chosen, by, Place(store, config)))
@@ -338,12 +339,13 @@ def _show_stats(app: App, by: str, groups: dict[str, TrajectoryStats]) -> None:
         return
     app.table(
         [by.upper(), ">SANDBOXES", ">EVENTS", ">COMMANDS", ">NONZERO", ">BUSY", ">BETWEEN",
-         ">CPU", ">OUTPUT", "FAILURES"],
+         ">MODEL", ">TOKENS", ">CPU", ">OUTPUT", "FAILURES"],
         [
             (
                 inert(name), one.sandboxes, one.events, one.commands, one.nonzero,
                 age(one.busy_s) if one.busy_s >= 10 else f"{one.busy_s:.2f} s",
                 age(one.between_s) if one.between_s >= 10 else f"{one.between_s:.2f} s",
+                one.model_requests, one.input_tokens + one.output_tokens,
                 f"{one.cpu_seconds:.1f} s", size(one.bytes_out), _failures(one),
             )
             for name, one in groups.items()

@@ -8,12 +8,15 @@ from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
 from skerry.spec.trajectory import Event, canonical
+from skerry.trajectory.reports.stats import MODEL_REQUEST
 
 # What differs between two runs of the same thing. Contents are compared by their digests.
 _VOLATILE: Final = frozenset(
     {"started", "ended", "cpu_seconds", "op_id", "create_ms", "seconds", "freeze_seconds",
      "acknowledged", "finished", "id", "mtime", "mtime_ns", "progress"}
 )  # fmt: skip
+# Whole bodies of a model request have names in them that are drawn; what was said is compared.
+_BODIES: Final = frozenset({"digest", "sha256", "bytes"})
 
 
 class Kind(StrEnum):
@@ -71,6 +74,9 @@ def _wanted(event: Event) -> dict[str, Any]:
     if event.action == "create":
         for name in ("key", "rollout", "job", "labels"):
             request.pop(name, None)
+    if event.action == MODEL_REQUEST:
+        for name in _BODIES:
+            request.pop(name, None)
     return request
 
 
@@ -80,10 +86,11 @@ def _asked(event: Event) -> bytes:
 
 def _came(event: Event) -> bytes:
     error = event.error or {}
+    result = event.result
+    if result is not None and event.action == MODEL_REQUEST:
+        result = {name: value for name, value in result.items() if name not in _BODIES}
     told = {name: error[name] for name in ("code", "fault") if name in error}
-    return canonical(
-        {"outcome": str(event.outcome), "result": _steady(event.result), "error": told}
-    )
+    return canonical({"outcome": str(event.outcome), "result": _steady(result), "error": told})
 
 
 def _steady(value: Any) -> Any:

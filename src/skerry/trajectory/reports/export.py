@@ -45,6 +45,8 @@ COLUMNS: Final = (
     ("stderr_bytes", "int64"),
     ("cpu_seconds", "float64"),
     ("memory_peak_bytes", "int64"),
+    ("input_tokens", "int64"),
+    ("output_tokens", "int64"),
     ("seq", "int64"),
     ("hash", "string"),
 )
@@ -173,6 +175,8 @@ def row_of(event: Event) -> dict[str, Any]:
         "stderr_bytes": _whole(result.get("stderr_total")),
         "cpu_seconds": _real(event.usage.get("cpu_seconds")),
         "memory_peak_bytes": _whole(event.usage.get("memory_peak_bytes")),
+        "input_tokens": _whole(event.usage.get("input_tokens")),
+        "output_tokens": _whole(event.usage.get("output_tokens")),
         "seq": event.seq,
         "hash": event.hash,
     }

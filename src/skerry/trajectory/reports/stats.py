@@ -10,14 +10,15 @@ import msgspec
 from skerry.spec.trajectory import Event, Outcome, content_bytes
 
 COMMANDS = frozenset({"run", "session.run"})
+MODEL_REQUEST = "model.request"
 
 
 class TrajectoryStats(msgspec.Struct, kw_only=True):
     """One sandbox's figures, or those of several together. Times are seconds.
 
     `busy_s` is when at least one operation was under way, `between_s` the time from the end of one to
-    the begin of the next: what the model, or whoever drives the sandbox, thought. `paused_s` is in
-    neither. `failures` counts errors by whose fault they are.
+    the begin of the next: what the model, or whoever drives the sandbox, thought. Requests of a model
+    are no operations here. `paused_s` is in neither. `failures` counts errors by whose fault they are.
     """
 
     sandboxes: int = 0
@@ -33,6 +34,10 @@ class TrajectoryStats(msgspec.Struct, kw_only=True):
     cpu_seconds: float = 0.0
     bytes_out: int = 0  # of commands, before anything was cut
     failures: dict[str, int] = {}
+    model_requests: int = 0  # that were answered
+    model_s: float = 0.0  # from each request to its answer: parallel ones count each
+    input_tokens: int = 0  # as far as the trainer counted them
+    output_tokens: int = 0
     unknown: int = 0  # operations of which nobody knows whether they ran
 
     def add(self, other: TrajectoryStats) -> None:
@@ -57,7 +62,10 @@ def stats_of(events: Iterable[Event]) -> TrajectoryStats:
             stats.failures[fault] = stats.failures.get(fault, 0) + 1
         if event.action in COMMANDS:
             _command(stats, event)
-        line.take(event)
+        if event.action == MODEL_REQUEST:  # no work: the agent waits
+            _model_request(stats, event)
+        else:
+            line.take(event)
     stats.span_s = line.span_s
     stats.busy_s, stats.between_s, stats.paused_s = line.busy_s, line.between_s, line.paused_s
     return stats
@@ -74,6 +82,14 @@ def _command(stats: TrajectoryStats, event: Event) -> None:
         stats.bytes_out += int(_number(result.get(f"{stream}_total"))) or _length(
             result.get(stream)
         )
+
+
+def _model_request(stats: TrajectoryStats, event: Event) -> None:
+    if (event.result or {}).get("answered") is True:
+        stats.model_requests += 1
+        stats.model_s += max(0.0, event.ended - event.started)
+        stats.input_tokens += int(_number(event.usage.get("input_tokens")))
+        stats.output_tokens += int(_number(event.usage.get("output_tokens")))
 
 
 class _Line:

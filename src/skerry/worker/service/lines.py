@@ -26,6 +26,7 @@ from skerry.worker.model.book import Answer, Asked, Note
 from skerry.worker.ports import Sandbox
 from skerry.worker.service.remembered import Remembered
 from skerry.worker.service.requests import Name, Requests
+from skerry.worker.service.teller import Teller
 
 log = logging.getLogger("skerry.worker")
 RESUME_AFTER_S = 5.0  # after an answer that nobody came for
@@ -48,6 +49,7 @@ class Line:
     def __init__(
         self,
         number: int,
+        rollout: str,
         memory: Remembered,
         requests: Requests,
         *,
@@ -58,6 +60,7 @@ class Line:
     ) -> None:
         self.number = number
         self.memory = memory
+        self.teller = Teller(rollout, memory)
         self.sandbox_id = memory.sandbox or ""
         self.token = token
         self.models = models
@@ -126,6 +129,7 @@ class Line:
     def given(self, ordinal: int) -> None:
         """An answer is on record."""
         self._moved = self.answered_at = time.monotonic()
+        self.teller.answered(ordinal)
         if not self.memory.open and self._at is not None:
             self._at[1].release(OWED)
         if ordinal in self._given:
@@ -190,8 +194,11 @@ class Lines:
         """Serves a line for a block; after a Standstill it stays, else its agent acts no more."""
         self.open(line)
         line.attach(sandbox, clock)
+        telling = asyncio.ensure_future(line.teller.run(sandbox))
         try:
             yield
+            await _ended(telling)
+            await line.teller.finish(sandbox)
         except (Standstill, asyncio.CancelledError):
             line.detach()
             raise
@@ -200,6 +207,8 @@ class Lines:
             raise
         else:
             self.close(line)
+        finally:
+            await _ended(telling)
 
     def open(self, line: Line) -> None:
         """The line's agent is known from here on."""
@@ -256,6 +265,11 @@ class Lines:
     def resumes(self, rollout: str) -> bool:
         """Whether the answer resumes the sandbox: if it was paused here."""
         return self._line(rollout).paused
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def label(name: Name) -> str:

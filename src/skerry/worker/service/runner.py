@@ -312,13 +312,13 @@ class Runner:
 
     def _line(self, number: int, memory: Remembered) -> Line:
         settings = self.submit.model
+        rollout = rollout_id(self.submit.job, number)
         line = self.lines[number] = Line(
             number,
+            rollout,
             memory,
             self.requests,
-            token=token_of(
-                self.book.sheet.secret, rollout_id(self.submit.job, number), memory.attempt
-            ),
+            token=token_of(self.book.sheet.secret, rollout, memory.attempt),
             models=(settings.model,) if settings is not None else ("default",),
             pause_after_s=self.submit.pause_after_s,
             heard=self._heard,

@@ -1,0 +1,106 @@
+"""Tells the node of an agent's model requests, for the record of its sandbox: each once.
+
+An answer never waits for it: it is told afterwards, by a task of its own, in the order of the answers.
+All of them are on record before the agent's work is collected, so that they stand where they belong:
+before what came of them. What is told is a function of the book, and its operation id of rollout,
+attempt and ordinal, so that a worker that was killed in between tells the node nothing new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from skerry.errors import Fault, SkerryError
+from skerry.worker.ids import asked_id
+from skerry.worker.memory import NodeAway, NotRecorded, Told
+from skerry.worker.model import telling
+from skerry.worker.ports import Sandbox
+from skerry.worker.service.remembered import Remembered
+
+log = logging.getLogger("skerry.worker")
+AGAIN_FIRST_S = 0.5
+AGAIN_MAX_S = 30.0
+ASIDE_BYTES = 256 << 10  # of bodies, beyond which a thread reads them
+
+
+class Teller:
+    """Of one attempt. Invariant: an ordinal in the queue has an answer and is not `told`."""
+
+    def __init__(self, rollout: str, memory: Remembered) -> None:
+        self._rollout = rollout
+        self._memory = memory
+        self._queue = {one: None for one in memory.given if one not in memory.told}
+        self._more = asyncio.Event()
+
+    def answered(self, ordinal: int) -> None:
+        """An answer is on record."""
+        self._queue[ordinal] = None
+        self._more.set()
+
+    async def run(self, sandbox: Sandbox) -> None:
+        """Tells what is answered, for ever; what goes wrong is tried again later."""
+        pause = AGAIN_FIRST_S
+        while True:
+            try:
+                await self._tell_all(sandbox)
+            except (SkerryError, NotRecorded) as error:
+                log.warning("%s: model requests are not on record yet: %s", sandbox.id, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, AGAIN_MAX_S)
+                continue
+            pause = AGAIN_FIRST_S
+            self._more.clear()
+            await self._more.wait()
+
+    async def finish(self, sandbox: Sandbox) -> None:
+        """Returns when all is told, requests that have no answer too; `run` must have ended.
+
+        Raises NodeAway if the node cannot take it now, NotRecorded: then the rollout stands still.
+        """
+        try:
+            await self._tell_all(sandbox)
+            for ordinal in sorted(self._memory.open - self._memory.told):
+                await self._tell(sandbox, ordinal)
+        except SkerryError as error:
+            raise NodeAway(error.message) from error
+
+    async def _tell_all(self, sandbox: Sandbox) -> None:
+        while self._queue:
+            ordinal = next(iter(self._queue))
+            if ordinal not in self._memory.told:
+                await self._tell(sandbox, ordinal)
+            self._queue.pop(ordinal, None)
+
+    async def _tell(self, sandbox: Sandbox, ordinal: int) -> None:
+        """Tells of one; what cannot be read, or the node can never take, is left out, and logged."""
+        try:
+            event = await self._event(ordinal)
+        except Exception:  # no reason to give the agent's work up
+            log.exception("%s: request %d is not on record", sandbox.id, ordinal)
+            self._memory.note(Told(ordinal=ordinal))
+            return
+        try:
+            await sandbox.record(
+                telling.ACTION,
+                request=event.request,
+                result=event.result,
+                started=event.started,
+                ended=event.ended,
+                usage=event.usage,
+                op_id=asked_id(self._rollout, self._memory.attempt, ordinal),
+            )
+        except SkerryError as error:
+            if error.fault is Fault.PLATFORM:
+                raise
+            log.warning("%s: request %d is not on record: %s", sandbox.id, ordinal, error)
+        self._memory.note(Told(ordinal=ordinal))
+
+    async def _event(self, ordinal: int) -> telling.Told:
+        memory = self._memory
+        asked = memory.request(ordinal)
+        given = memory.answer(ordinal) if ordinal in memory.given else None
+        size = len(asked.body) + (len(given.body) if given is not None else 0)
+        if size <= ASIDE_BYTES:
+            return telling.told(memory.attempt, asked, given)
+        return await asyncio.to_thread(telling.told, memory.attempt, asked, given)
