@@ -87,15 +87,25 @@ class Channel(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         """Sends a frame; raises the channel's error if it has ended."""
+        self._write((data,))
+
+    def send_content(self, head: bytes, content: bytes | memoryview) -> None:
+        """Sends a frame whose content is not copied for it: what it lies in must not change."""
+        self._write((head, content))
+
+    def _write(self, parts: tuple[bytes | memoryview, ...]) -> None:
         if self.lost.done():
             raise same_error(self.lost.result())
         transport = self._transport
         if transport is None:
             raise Unavailable("the channel to the guest agent is not connected")
         if self._late:
-            data = b"".join((*self._late, data))
+            parts = (b"".join(self._late), *parts)
             self._late.clear()
-        transport.write(data)
+        if len(parts) == 1:
+            transport.write(parts[0])
+        else:
+            transport.writelines(parts)
         if self._resumed is not None and self._unsent() > UNSENT_BYTES_MAX:
             self.end(Unavailable("the guest agent does not read what is sent to it"))
 
@@ -124,6 +134,11 @@ class Channel(asyncio.Protocol):
                 self._late_timer = self._loop.call_later(left, self._late_is_due)
             else:
                 self.send(b"")
+
+    @property
+    def ready(self) -> bool:
+        """Whether content may be sent now: `writable` would neither wait nor raise."""
+        return self._resumed is None and not self.lost.done()
 
     async def writable(self) -> None:
         """Returns when content may be sent; raises the channel's error if it has ended."""

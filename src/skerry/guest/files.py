@@ -29,6 +29,7 @@ from skerry.guest.records import (
     parse_records,
     parse_usage,
 )
+from skerry.guest.stall import Stall
 from skerry.spec.files import FileInfo, TreeUsage, WatchEvent
 
 LISTING_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -260,14 +261,9 @@ class GuestFiles:
         self, path: str, content: AsyncIterator[bytes], sink: MemorySink, *words: str
     ) -> None:
         running = self._start(sink, words, stdin=True)
-        ended = asyncio.get_running_loop().create_future()
-        running.on_ended(lambda: None if ended.done() else ended.set_result(None))
         try:
-            while (piece := await _next_until(ended, content)) is not None:
-                async with asyncio.timeout(STALL_S):
-                    await running.write_stdin(piece)
-            async with asyncio.timeout(STALL_S):
-                await running.close_stdin()
+            async with Stall(STALL_S) as stall:
+                await _feed(running, content, stall)
                 outcome = await running.wait()
         except TimeoutError:
             raise _stalled(path) from None
@@ -283,11 +279,13 @@ class GuestFiles:
         try:
             running.on_ended(sink.tee.finish)
             while True:
-                try:
-                    async with asyncio.timeout(stall_s):
-                        piece = await sink.tee.take()
-                except TimeoutError:
-                    raise _stalled(path) from None
+                # Nothing waits here for a piece that has come, and most have.
+                if not (piece := sink.tee.take_here()):
+                    try:
+                        async with asyncio.timeout(stall_s):
+                            piece = await sink.tee.take()
+                    except TimeoutError:
+                        raise _stalled(path) from None
                 if not piece:
                     break
                 yield piece
@@ -298,26 +296,34 @@ class GuestFiles:
         _check(outcome, sink.errors(), path)
 
 
-async def _next_until(ended: asyncio.Future[None], content: AsyncIterator[bytes]) -> bytes | None:
-    """Returns the next piece; None after the last one, or once nobody inside takes any more.
+async def _feed(running: RunningOperation, content: AsyncIterator[bytes], stall: Stall) -> None:
+    """Gives an operation its standard input; returns when it is closed, or the operation has ended.
 
-    Raises TimeoutError if none comes for STALL_S: a client that stands still holds up nothing.
+    What `content` raises is raised here. A client that stands still holds up nothing: it is not
+    waited for once nobody inside takes any more.
     """
-    piece = asyncio.ensure_future(anext(content, None))
+
+    async def feed() -> None:
+        async for piece in content:
+            stall.moved()
+            await running.write_stdin(piece)
+            stall.moved()
+        await running.close_stdin()
+
+    ended = asyncio.get_running_loop().create_future()
+    running.on_ended(lambda: None if ended.done() else ended.set_result(None))
+    feeding = asyncio.ensure_future(feed())
     try:
-        either: set[asyncio.Future[Any]] = {piece, ended}
-        await asyncio.wait(either, timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            return None
-        if not piece.done():
-            raise TimeoutError
-        return piece.result()
+        either: set[asyncio.Future[Any]] = {feeding, ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            feeding.result()
     finally:
-        if not piece.done():
-            piece.cancel()
-            await asyncio.wait({piece})
-        elif not piece.cancelled():
-            piece.exception()  # nobody hears of it once the operation has ended
+        if not feeding.done():
+            feeding.cancel()
+            await asyncio.wait({feeding})
+        if not feeding.cancelled():
+            feeding.exception()  # nobody hears of it once the operation has ended
 
 
 def _flags(**flags: bool) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 from skerry.errors import Conflict, SkerryError
 from skerry.guest.channel import Channel, same_error
 from skerry.wire import guest
-from skerry.wire.frames import DATA_BYTES_MAX, WINDOW, ProtocolError, encode_data
+from skerry.wire.frames import DATA_BYTES_MAX, WINDOW, ProtocolError, data_head
 
 PIECE_BYTES: Final = DATA_BYTES_MAX
 
@@ -82,7 +82,8 @@ class Inlet:
         """
         view = memoryview(data)
         while view:
-            await self._room()
+            if self._resuming or self.sent >= self._credited + WINDOW or not self._channel.ready:
+                await self._room()
             if self._over:
                 return
             if self._eof:
@@ -170,7 +171,8 @@ class Inlet:
                 waiter.set_result(None)
 
     def _send(self, offset: int, data: bytes | memoryview) -> None:
-        self._channel.send(encode_data(self._generation, self._stream, offset, data))
+        head = data_head(self._generation, self._stream, offset, len(data))
+        self._channel.send_content(head, data)
 
     def _send_eof(self) -> None:
         self._channel.send(guest.encode(guest.Eof(self.sent), self._generation, self._stream))

@@ -106,7 +106,11 @@ class Tee:
 
     async def take(self) -> bytes:
         """Returns all that is here, of both streams, at least a byte; b"" at the end."""
-        if not await self._more():
+        return self.take_here() if await self._more() else b""
+
+    def take_here(self) -> bytes:
+        """Returns what `take` would if it need not wait for it; b"" if there is nothing yet."""
+        if not self._pieces:
             return b""
         pieces = [data for _, data in self._pieces]
         self._pieces.clear()

@@ -194,11 +194,15 @@ def encode_frame(type_: int, generation: int, stream: int, payload: bytes = b"")
 
 def encode_data(generation: int, stream: int, offset: int, data: bytes | memoryview) -> bytes:
     """Returns a DATA frame of at most DATA_BYTES_MAX bytes that begin at `offset` of the stream."""
-    length = len(data) + 8
-    if length > PAYLOAD_BYTES_MAX:
-        raise InvalidRequest(f"{length - 8} bytes do not fit into one DATA frame")
-    head = _HEADER.pack(MAGIC, VERSION, GuestFrame.DATA, generation, stream, length)
-    return b"".join((head, _U64.pack(offset), data))
+    return b"".join((data_head(generation, stream, offset, len(data)), data))
+
+
+def data_head(generation: int, stream: int, offset: int, size: int) -> bytes:
+    """Returns what goes before the content of a DATA frame, of `size` bytes."""
+    if size > DATA_BYTES_MAX:
+        raise InvalidRequest(f"{size} bytes do not fit into one DATA frame")
+    head = _HEADER.pack(MAGIC, VERSION, GuestFrame.DATA, generation, stream, size + 8)
+    return head + _U64.pack(offset)
 
 
 def data_offset(payload: bytes) -> int:

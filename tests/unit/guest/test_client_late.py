@@ -49,6 +49,18 @@ async def test_ack_leaves_with_the_next_frame_and_before_it(connect, held) -> No
     await agent.expect(guest.Start, 2 << 2)
 
 
+async def test_ack_leaves_before_content(connect, held) -> None:
+    client, agent = await connect()
+    operation = Operation(handle=9, op_id=bytes(16), argv=(b"cat",), stdin=True)
+    reader = client.start(operation, MemorySink(100))
+    await agent.expect(guest.Start, 9 << 2)
+    await answered(client, agent, 1)
+    await agent.expect(guest.Start, 1 << 2)
+    await reader.write_stdin(b"content")
+    await agent.expect(guest.Ack, 1 << 2)
+    assert (await agent.expect(guest.Data, 9 << 2 | 1)).data == b"content"
+
+
 async def test_ack_without_a_next_frame_leaves_after_a_while(connect) -> None:
     client, agent = await connect()
     for handle in (1, 2):

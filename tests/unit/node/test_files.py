@@ -36,6 +36,26 @@ async def test_file_is_written_and_read_back(stand) -> None:
             assert await answer.read() == data[10:15]
 
 
+@pytest.mark.parametrize("size", [1, 7, 65_535, 65_537, 300_000])
+async def test_body_is_whole_however_it_is_cut_into_chunks(stand, size: int) -> None:
+    """Chunks of HTTP reach the node by themselves, many in one read, or in several reads."""
+    async with stand.serving() as (node, api):
+        sid = await api.create()
+        data = bytes(range(251)) * (80 if size < 10 else 5_000)
+        cut = [data[at : at + size] for at in range(0, len(data), size)]
+        body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in cut) + b"0\r\n\r\n"
+        head = (
+            f"PUT /v1/sandboxes/{sid}/files?path=/tmp/cut HTTP/1.1\r\nhost: node\r\n"
+            "transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        )
+        reader, writer = await asyncio.open_unix_connection(node.config.socket_path)
+        writer.write(head.encode() + body)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        async with api.session.get(f"/v1/sandboxes/{sid}/files?path=/tmp/cut") as answer:
+            assert await answer.read() == data
+
+
 async def test_empty_file_and_missing_file_are_told_apart(stand) -> None:
     async with stand.serving() as (_, api):
         sid = await api.create()

@@ -278,10 +278,18 @@ class Exchange:
         whole = [*headers, (b"x-accel-buffering", b"no")]
         await self._send({"type": "http.response.start", "status": status, "headers": whole})
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, *parts: bytes) -> None:
         """Sends a piece; returns when the client has room for more, or is gone."""
-        self.bytes_out += len(data)
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        if not self._write_at_once(parts):
+            data = b"".join(parts)
+            self.bytes_out += len(data)
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _write_at_once(self, parts: tuple[bytes, ...]) -> bool:
+        """Sends a piece if the client has room for it; False if it was not sent."""
+        sent: int = self.scope["skerry.at_once"](self._send, parts)
+        self.bytes_out += sent
+        return sent > 0
 
     async def close_stream(self) -> None:
         """Ends the answer: only then may the client take it for complete."""
@@ -309,11 +317,13 @@ class Exchange:
             await asyncio.wait({task, gone})
         return await task
 
-    async def send_within(self, seconds: float, data: bytes) -> None:
+    async def send_within(self, seconds: float, *parts: bytes) -> None:
         """Sends a piece as `write` does; a client that takes nothing for so long counts as gone."""
+        if self._write_at_once(parts):
+            return
         try:
             async with asyncio.timeout(seconds):
-                await self.write(data)
+                await self.write(*parts)
         except TimeoutError:
             log.warning("%s: the client took nothing for %g s", self.scope["path"], seconds)
             raise ClientGone from None

@@ -216,20 +216,13 @@ async def give(exchange: Exchange, pieces: AsyncIterator[bytes], content_type: s
         return
     last = END
     try:
-        await exchange.while_there(_send(exchange, _headed(pieces), PIECES))
+        await exchange.while_there(_send(exchange, pieces, PIECES, heads=True))
     except SkerryError as error:
         if not exchange.started:
             raise
         last = failed(error)
     await exchange.write(last)
     await exchange.close_stream()
-
-
-async def _headed(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async with aclosing(cast("AsyncGenerator[bytes]", pieces)):
-        async for piece in pieces:
-            if piece:
-                yield head_of(piece) + piece
 
 
 async def _give_events(exchange: Exchange, events: AsyncIterator[bytes]) -> None:
@@ -245,16 +238,19 @@ async def _give_events(exchange: Exchange, events: AsyncIterator[bytes]) -> None
     await exchange.close_stream()
 
 
-async def _send(exchange: Exchange, pieces: AsyncIterator[bytes], content_type: str) -> None:
+async def _send(
+    exchange: Exchange, pieces: AsyncIterator[bytes], content_type: str, *, heads: bool = False
+) -> None:
     """Opens the stream once there is a first piece, or none at all; a client may not stand still."""
     async with aclosing(cast("AsyncGenerator[bytes]", pieces)):
-        first = await anext(pieces, None)
+        piece = await anext(pieces, None)
         await exchange.open_stream(content_type)
-        if first is None:
-            return
-        await exchange.send_within(STALL_S, first)
-        async for piece in pieces:
-            await exchange.send_within(STALL_S, piece)
+        while piece is not None:
+            if heads and piece:
+                await exchange.send_within(STALL_S, head_of(piece), piece)
+            elif piece:
+                await exchange.send_within(STALL_S, piece)
+            piece = await anext(pieces, None)
 
 
 def _path(exchange: Exchange) -> str:

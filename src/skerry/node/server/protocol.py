@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any
 
 import msgspec
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -108,6 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self.scope["skerry.whole"] = _answer_whole  # type: ignore[typeddict-unknown-key]
+        self.scope["skerry.at_once"] = _write_at_once  # type: ignore[typeddict-unknown-key]
         self._no_rest = False
         if not self._in_head:
             self._in_head = True
@@ -132,6 +134,19 @@ class BoundedProtocol(HttpToolsProtocol):
             refused, self.app = self.app is not served, served
         if (refused or self._crowded) and self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a piece of a body. One that finds no other before it is passed on as it is."""
+        cycle: Any = self.cycle  # its `receive` makes bytes of whatever its body is
+        if cycle.body or cycle.response_complete:
+            if type(cycle.body) is bytes:
+                cycle.body = bytearray(cycle.body)  # many small ones must not be copied each time
+            super().on_body(body)
+            return
+        super().on_body(b"")
+        cycle.body = body
+        if len(body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         """The request is there as a whole."""
@@ -208,6 +223,27 @@ def _answer(error: SkerryError) -> Any:
         await Exchange(scope, receive, send).fail(error)
 
     return app
+
+
+def _write_at_once(send: Send, parts: tuple[bytes, ...]) -> int:
+    """Sends the next piece of a chunked answer, its parts as they lie; returns how long it was.
+
+    Sends nothing, and returns 0, if it would have to wait, or if there is something else to it.
+    """
+    cycle = getattr(send, "__self__", None)  # not when uvicorn traces what is sent
+    size = sum(map(len, parts))
+    if (
+        not size
+        or not isinstance(cycle, RequestResponseCycle)
+        or cycle.flow.write_paused
+        or cycle.disconnected
+        or cycle.response_complete
+        or not cycle.chunked_encoding
+        or cycle.scope["method"] == "HEAD"
+    ):
+        return 0
+    cycle.transport.writelines((b"%x\r\n" % size, *parts, b"\r\n"))
+    return size
 
 
 async def _answer_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from skerry.trajectory.shipping.contents import Content, Contents, Writer
 
 AT_ONCE_BYTES: Final = 1 << 20
+PART_BYTES_MIN: Final = 1 << 16
 
 
 class Intake:
@@ -68,5 +69,24 @@ class Intake:
 
 
 def _add_all(writer: Writer, parts: list[bytes]) -> None:
-    # One call that leaves the interpreter to the loop, not one a piece: each has to get it back.
-    writer.add(b"".join(parts))
+    for part in _long_enough(parts):
+        writer.add(part)
+
+
+def _long_enough(parts: list[bytes]) -> Iterator[bytes]:
+    """Gives parts, short ones joined.
+
+    A digest leaves the interpreter to the loop, and has to get it back: that costs more than a short
+    part, and copying it costs more than that for a long one.
+    """
+    short: list[bytes] = []
+    for part in parts:
+        if len(part) < PART_BYTES_MIN:
+            short.append(part)
+            continue
+        if short:
+            yield b"".join(short)
+            short = []
+        yield part
+    if short:
+        yield b"".join(short)
