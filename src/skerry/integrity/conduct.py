@@ -1,15 +1,18 @@
 """What a policy did, beside what it left: notes about its commands and how they ended. Pure.
 
 A diff shows nothing of a port scan, a fork bomb that hit its limit, or a look at the agent's memory.
-The commands do, to who reads them: each rule is a word for people, and no evidence, for honest work
-has commands that look alike (and a command can be written so that no rule sees it). What stops these
-deeds is the sandbox. A task may let a rule of its own convict (`commands` in `[[integrity.rules]]`).
+The commands do, to who reads them; of an agent that runs its commands inside, what its model had it do.
+Each rule is a word for people, and no evidence, for honest work has commands that look alike (and a
+command can be written so that no rule sees it). What stops these deeds is the sandbox. A task may
+let a rule of its own convict (`commands`, `answers` in `[[integrity.rules]]`).
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
+from enum import StrEnum
 
 import msgspec
 
@@ -18,16 +21,28 @@ from skerry.spec.integrity import Severity, TaskRule
 from skerry.spec.verdict import Evidence
 
 TEXT_MAX = 16_384  # characters of one deed that are looked at
-TOTAL_MAX = 1 << 19  # of all: what hostile text may cost
-DEEDS_MAX = 10_000
+TOTAL_MAX = 1 << 19  # of all of one source: what hostile text may cost
+DEEDS_MAX = 10_000  # of one source
 SHOWN_MAX = 120
 FLOOD_BYTES = 16 << 20
 
 
-class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a policy did: a command line, a program that it wrote, a call of its model."""
+class Source(StrEnum):
+    """Where the words of a deed stand."""
+
+    COMMAND = "command"  # what it ran, or wrote
+    ANSWER = "model answer"  # what its model had it do: whether it did is not known
+
+
+class Deed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that a policy did: a command line, a program that it wrote, an answer of its model.
+
+    `number` is what people find it by; without one deeds are counted from 1.
+    """
 
     text: str
+    source: Source = Source.COMMAND
+    number: int | None = None
     output_bytes: int = 0
     oom_killed: bool = False
 
@@ -179,23 +194,25 @@ class Conduct(msgspec.Struct, frozen=True):
 def conduct(deeds: Iterable[Deed], extra: Iterable[TaskRule] = ()) -> Conduct:
     """Returns what the rules say of the deeds: the first of each rule, and how many there are more.
 
-    Only the first 10,000 deeds are looked at, of each the first 16,384 characters, and half a million
-    in all.
+    Of each source only the first 10,000 deeds are looked at, of each the first 16,384 characters, and
+    half a million in all: what is flooded with one hides nothing of the other.
     """
-    first: dict[tuple[Severity, str], Evidence] = {}
-    counts: dict[tuple[Severity, str], int] = {}
-    own = [(rule, tuple(text.lower() for text in rule.commands)) for rule in extra if rule.commands]
+    first: dict[tuple[Severity, str, Source], Evidence] = {}
+    counts: Counter[tuple[Severity, str, Source]] = Counter()
+    own = _own(extra)
     searched = [(rule, re.compile(rule.pattern, re.IGNORECASE)) for rule in SAYINGS]
-    left = TOTAL_MAX
-    for number, deed in enumerate(deeds):
-        if number >= DEEDS_MAX:
-            break
-        text = deed.text[: min(TEXT_MAX, left)]
-        left -= len(text)
+    left = dict.fromkeys(Source, TOTAL_MAX)
+    seen: Counter[Source] = Counter()
+    for deed in deeds:
+        seen[deed.source] += 1
+        if seen[deed.source] > DEEDS_MAX:
+            continue
+        text = deed.text[: min(TEXT_MAX, left[deed.source])]
+        left[deed.source] -= len(text)
         lowered = text.lower()
         found = [
             (rule.severity, rule.name, rule.reason)
-            for rule, words in own
+            for rule, words in own[deed.source]
             if any(word in lowered for word in words)
         ]
         found += [
@@ -209,11 +226,11 @@ def conduct(deeds: Iterable[Deed], extra: Iterable[TaskRule] = ()) -> Conduct:
             if int(getattr(deed, rule.field)) > rule.above
         ]
         for severity, name, reason in dict.fromkeys(found):
-            key = (severity, name)
-            counts[key] = counts.get(key, 0) + 1
-            first.setdefault(
-                key, Evidence(name, f"command {number + 1}", f"{reason}: {_shown(text)}")
-            )
+            key = (severity, name, deed.source)
+            counts[key] += 1
+            number = seen[deed.source] if deed.number is None else deed.number
+            where = f"{deed.source} {number}"
+            first.setdefault(key, Evidence(name, where, f"{reason}: {_shown(text)}"))
     every = {
         key: one
         if counts[key] == 1
@@ -221,9 +238,19 @@ def conduct(deeds: Iterable[Deed], extra: Iterable[TaskRule] = ()) -> Conduct:
         for key, one in first.items()
     }
     return Conduct(
-        tuple(one for (severity, _), one in every.items() if severity is Severity.TAMPERED),
-        tuple(one for (severity, _), one in every.items() if severity is Severity.NOTE),
+        tuple(one for (severity, *_), one in every.items() if severity is Severity.TAMPERED),
+        tuple(one for (severity, *_), one in every.items() if severity is Severity.NOTE),
     )
+
+
+def _own(extra: Iterable[TaskRule]) -> dict[Source, list[tuple[TaskRule, tuple[str, ...]]]]:
+    """Returns a task's rules with the words that each looks for, by where it looks."""
+    found: dict[Source, list[tuple[TaskRule, tuple[str, ...]]]] = {one: [] for one in Source}
+    for rule in extra:
+        for source, words in ((Source.COMMAND, rule.commands), (Source.ANSWER, rule.answers)):
+            if words:
+                found[source].append((rule, tuple(text.lower() for text in words)))
+    return found
 
 
 def _shown(text: str) -> str:

@@ -37,9 +37,10 @@ class Severity(StrEnum):
 
 
 class TaskRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A rule of a task's own: about changed paths, or about what the commands of a policy say.
+    """A rule of a task's own: about changed paths, or about what a policy does in words.
 
-    `commands` are pieces of text, found in any case of letters; such a rule notes or convicts.
+    `commands` and `answers` are pieces of text, found in any case of letters: in what a policy ran, and
+    in what a model had its agent do. Such a rule notes or convicts.
     """
 
     name: str
@@ -49,6 +50,7 @@ class TaskRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     on: tuple[ChangeKind, ...] = tuple(ChangeKind)
     types: tuple[FileType, ...] = ()  # none: all
     commands: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raises InvalidRequest naming what is out of bounds."""
@@ -57,19 +59,18 @@ class TaskRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             raise InvalidRequest(f"{where}: lowercase letters, digits and _ only")
         if not self.reason.strip() or len(self.reason) > REASON_MAX:
             raise InvalidRequest(f"{where}: reason is empty or too long")
-        if bool(self.paths) == bool(self.commands):
-            raise InvalidRequest(f"{where}: give either paths or commands")
-        if self.severity is Severity.IGNORED or (
-            self.commands and self.severity is Severity.DROPPED
-        ):
+        words = (*self.commands, *self.answers)
+        if bool(self.paths) == bool(words):
+            raise InvalidRequest(f"{where}: give either paths or commands (or answers)")
+        if self.severity is Severity.IGNORED or (words and self.severity is Severity.DROPPED):
             raise InvalidRequest(f"{where}: severity {self.severity.value!r} is not possible here")
         if not self.on:
             raise InvalidRequest(f"{where}: on is empty")
         check_patterns(f"{where}: paths", self.paths)
-        if len(self.commands) > PATTERNS_MAX or any(
-            not 0 < len(text.strip()) <= PATTERN_BYTES_MAX for text in self.commands
+        if len(words) > PATTERNS_MAX or any(
+            not 0 < len(text.strip()) <= PATTERN_BYTES_MAX for text in words
         ):
-            raise InvalidRequest(f"{where}: commands are empty, too long or too many")
+            raise InvalidRequest(f"{where}: commands or answers are empty, too long or too many")
 
 
 class TaskIntegrity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -14,7 +14,7 @@ import msgspec
 
 from skerry.errors import Bug
 from skerry.integrity.audit import Audit
-from skerry.integrity.conduct import Deed
+from skerry.integrity.conduct import Deed, Source
 from skerry.spec.layers import MountedLayer
 from skerry.spec.rollout import Attempt
 from skerry.spec.verdict import Verdict
@@ -74,10 +74,14 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, tag="given"):
     body: bytes = b""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
-    """A model request is in the record of the agent's sandbox."""
+class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told", omit_defaults=True):
+    """A model request is in the record of the agent's sandbox.
+
+    `words` is what its answer had the agent do, as much of it as is looked at.
+    """
 
     ordinal: int
+    words: str = ""
 
 
 class Stilled(msgspec.Struct, frozen=True, kw_only=True, tag="stilled"):
@@ -157,6 +161,7 @@ class Memory:
         self.asked_at: list[float] = []
         self.given: dict[int, Given] = {}  # without their bodies
         self.told: set[int] = set()  # the ordinals that are in the record of the sandbox
+        self.words: dict[int, str] = {}  # of answers, in their order; bounded by who notes them
         self.stilled = False  # its sandbox may have been paused, and not resumed since
         self.open: set[int] = set()  # the ordinals that have no answer
         self.active_s = 0.0
@@ -202,6 +207,8 @@ class Memory:
                 self.active_s = entry.active_s
             case Told():
                 self.told.add(entry.ordinal)
+                if entry.words:
+                    self.words[entry.ordinal] = entry.words
             case Stilled():
                 self.stilled = True
                 self.active_s = entry.active_s
@@ -213,6 +220,13 @@ class Memory:
                 self.faults.append(entry)
             case _:
                 pass  # a submission is read from its file; the rest is for the model's side
+
+    def answers(self) -> list[Deed]:
+        """Returns what the model had its agent do, for the rules of conduct."""
+        return [
+            Deed(text=text, source=Source.ANSWER, number=ordinal)
+            for ordinal, text in self.words.items()
+        ]
 
     @property
     def asked(self) -> int:

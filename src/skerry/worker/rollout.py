@@ -250,7 +250,8 @@ class Rollouts:
             with contextlib.suppress(SandboxError):
                 await session.end_commands()
         on_step("collecting")
-        submission = await collect(sandbox, plan.environment, self._guards, acted.deeds)
+        deeds = (*acted.deeds, *memory.answers())
+        submission = await collect(sandbox, plan.environment, self._guards, deeds)
         submission = msgspec.structs.replace(
             submission,
             mounts=sandbox.created_as.mounts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.integrity.conduct import DEEDS_MAX, ENDINGS, SAYINGS, Conduct, Deed, conduct
+from skerry.integrity.conduct import DEEDS_MAX, ENDINGS, SAYINGS, Conduct, Deed, Source, conduct
 from skerry.spec.integrity import Severity, TaskRule
 
 SAID = {
@@ -96,3 +96,42 @@ def test_what_is_looked_at_is_bounded() -> None:
     long = [Deed(text="a b " * 4096) for _ in range(40)]
     assert conduct([*long, Deed(text="setsid")]) == Conduct()
     assert conduct([*long[:10], Deed(text="setsid")]) != Conduct()
+
+
+def answer(text: str, number: int = 7) -> Deed:
+    return Deed(text=text, source=Source.ANSWER, number=number)
+
+
+def test_answers_of_a_model_are_noted_as_such_beside_commands() -> None:
+    found = conduct([Deed(text="nmap x"), answer("bash\nnmap y"), answer("nmap z", 9)])
+    assert [(one.kind, one.path) for one in found.noted] == [
+        ("network_scan", "command 1"),
+        ("network_scan", "model answer 7 and 1 more"),
+    ]
+
+
+def test_a_flood_of_one_source_hides_nothing_of_the_other() -> None:
+    for flood in ([Deed(text="x" * 9000)] * 100, [Deed(text="")] * (DEEDS_MAX + 1)):
+        assert [one.path for one in conduct([*flood, answer("setsid y")]).noted] == [
+            "model answer 7"
+        ]
+    answers = [answer("x" * 9000) for _ in range(100)]
+    assert [one.path for one in conduct([*answers, Deed(text="setsid y")]).noted] == ["command 1"]
+    assert conduct([*answers, answer("setsid y")]) == Conduct()
+
+
+def test_rules_of_a_task_look_at_answers_only_if_they_say_so() -> None:
+    words = ("/srv/answers",)
+    looks = TaskRule(name="ran", reason="ran it", commands=words)
+    asks = TaskRule(name="asked", reason="asked for it", answers=words)
+    both = TaskRule(name="either", reason="did", commands=words, answers=words)
+    rules = (looks, asks, both)
+    for one in rules:
+        one.check()
+    of_answer = conduct([answer("cat /SRV/answers/1")], rules).evidence
+    assert [(one.kind, one.path) for one in of_answer] == [
+        ("asked", "model answer 7"),
+        ("either", "model answer 7"),
+    ]
+    of_command = conduct([Deed(text="cat /srv/answers/1")], rules).evidence
+    assert [one.kind for one in of_command] == ["ran", "either"]

@@ -113,3 +113,30 @@ async def test_a_request_that_is_never_answered_is_told_so(world: World) -> None
                 await request.answer("1")
         assert [one.reward async for one in job.results()] == [1.0]
     assert [one[1:] for one in told(world)] == [(0, True), (1, True), (2, False)]
+
+
+async def test_what_a_model_had_its_agent_do_is_noted_over_a_restart_of_the_worker(
+    world: World,
+) -> None:
+    arguments = {"command": "cat /opt/skerry/hidden_tests/test_core.py"}
+    call = {"function": {"name": "bash", "arguments": arguments}}
+    recorded = asyncio.Event()
+
+    def look(sandbox: FakeSandbox, what: str) -> None:
+        if what == "record":
+            recorded.set()
+
+    world.client.on_call = look
+    async with world.worker() as service, world.trainer() as job, asyncio.timeout(60):
+        service.submit(world.submit(n=1))
+        requests = job.requests()
+        await (await anext(requests)).answer({"tool_calls": [call]})
+        await requests.aclose()
+        await recorded.wait()
+    async with world.worker(), world.trainer() as job, asyncio.timeout(60):
+        await world.sample(job)
+        (record,) = [one async for one in job.results()]
+    assert record.reward == 1.0
+    (note,) = record.notes
+    assert note.startswith("hidden_tests: model answer 0: it looks for hidden tests")
+    assert "cat /opt/skerry" in note

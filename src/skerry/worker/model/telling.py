@@ -12,7 +12,9 @@ from typing import Any
 
 import msgspec
 
-from skerry.spec.values import INTEGERS
+from skerry.errors import InvalidRequest
+from skerry.integrity.conduct import TEXT_MAX
+from skerry.spec.values import INTEGERS, check_value
 from skerry.worker.memory import Given
 from skerry.worker.model.book import Asked, Call
 
@@ -72,6 +74,56 @@ def told(attempt: int, asked: Asked, given: Given | None) -> Told:
         ended=given.at,
         usage=_usage(answer.get("usage")),
     )
+
+
+def words(call: Call, body: bytes) -> str:
+    """Returns what an answer has its agent do, as rules of conduct look at it: at most TEXT_MAX.
+
+    That is the texts in its calls of tools; without one what it says, for there are agents that run
+    that. Of all choices: which of them an agent takes is not known.
+    """
+    answer = _object(body)
+    if call is Call.CHAT:
+        choices = [one for one in _list(answer.get("choices")) if isinstance(one, dict)]
+        messages = [one.get("message") for one in choices[:CALLS_MAX]]
+        items = [one for one in messages if isinstance(one, dict)]
+        calls = [
+            one.get("function")
+            for item in items
+            for one in _list(item.get("tool_calls"))
+            if isinstance(one, dict)
+        ]
+    else:
+        items = [one for one in _list(answer.get("output")) if isinstance(one, dict)]
+        calls = [one for one in items if one.get("type") == "function_call"]
+    asked = [one for one in calls if isinstance(one, dict)]
+    found: list[str] = []
+    for one in asked:
+        found += [_name(one.get("name")), *_texts(_text(one.get("arguments")))]
+        if sum(map(len, found)) > TEXT_MAX:
+            break
+    if not asked:
+        found = [_content(item.get("content")) for item in items]
+    return "\n".join(found)[:TEXT_MAX]
+
+
+def _texts(arguments: str) -> list[str]:
+    """Returns the texts in the arguments of a call, as the tool gets them; else all as it stands."""
+    try:
+        level = [msgspec.json.decode(arguments)]
+        check_value(level, "arguments")
+    except (msgspec.MsgspecError, RecursionError, InvalidRequest):
+        return [arguments]
+    found: list[str] = []
+    while level:
+        one = level.pop()
+        if isinstance(one, str):
+            found.append(_text(one))
+        elif isinstance(one, dict):
+            level.extend(reversed(one.values()))
+        elif isinstance(one, list):
+            level.extend(reversed(one))
+    return found
 
 
 def _whole(body: bytes) -> dict[str, Any]:

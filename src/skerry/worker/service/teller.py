@@ -12,9 +12,11 @@ import asyncio
 import logging
 
 from skerry.errors import Fault, SkerryError
+from skerry.integrity.conduct import DEEDS_MAX, TOTAL_MAX
 from skerry.worker.ids import asked_id
-from skerry.worker.memory import NodeAway, NotRecorded, Told
+from skerry.worker.memory import Given, NodeAway, NotRecorded, Told
 from skerry.worker.model import telling
+from skerry.worker.model.book import Asked
 from skerry.worker.ports import Sandbox
 from skerry.worker.service.remembered import Remembered
 
@@ -75,7 +77,7 @@ class Teller:
     async def _tell(self, sandbox: Sandbox, ordinal: int) -> None:
         """Tells of one; what cannot be read, or the node can never take, is left out, and logged."""
         try:
-            event = await self._event(ordinal)
+            event, words = await self._read(ordinal)
         except Exception:  # no reason to give the agent's work up
             log.exception("%s: request %d is not on record", sandbox.id, ordinal)
             self._memory.note(Told(ordinal=ordinal))
@@ -94,13 +96,28 @@ class Teller:
             if error.fault is Fault.PLATFORM:
                 raise
             log.warning("%s: request %d is not on record: %s", sandbox.id, ordinal, error)
-        self._memory.note(Told(ordinal=ordinal))
+        self._memory.note(Told(ordinal=ordinal, words=words[: self._room()]))
 
-    async def _event(self, ordinal: int) -> telling.Told:
+    def _room(self) -> int:
+        """Returns how many characters of answers are still looked at."""
+        known = self._memory.words
+        if len(known) >= DEEDS_MAX:
+            return 0
+        return max(0, TOTAL_MAX - sum(map(len, known.values())))
+
+    async def _read(self, ordinal: int) -> tuple[telling.Told, str]:
+        """Returns what the trajectory says of a request, and what its answer had the agent do."""
         memory = self._memory
         asked = memory.request(ordinal)
         given = memory.answer(ordinal) if ordinal in memory.given else None
         size = len(asked.body) + (len(given.body) if given is not None else 0)
         if size <= ASIDE_BYTES:
-            return telling.told(memory.attempt, asked, given)
-        return await asyncio.to_thread(telling.told, memory.attempt, asked, given)
+            return _both(memory.attempt, asked, given)
+        return await asyncio.to_thread(_both, memory.attempt, asked, given)
+
+
+def _both(attempt: int, asked: Asked, given: Given | None) -> tuple[telling.Told, str]:
+    event = telling.told(attempt, asked, given)
+    if given is None or given.status != 200:
+        return event, ""
+    return event, telling.words(asked.call, given.body)

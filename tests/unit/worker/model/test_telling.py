@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from skerry.integrity.conduct import TEXT_MAX
 from skerry.spec.values import check_value
 from skerry.worker.memory import Given
 from skerry.worker.model.answers import complete
@@ -19,6 +20,7 @@ from skerry.worker.model.telling import (
     CALLS_MAX,
     MESSAGES_MAX,
     told,
+    words,
 )
 
 
@@ -132,3 +134,30 @@ def test_what_is_odd_inside_is_told_as_far_as_it_is_understood() -> None:
     usage = {"prompt_tokens": 1 << 63, "completion_tokens": True, "input_tokens": -1}
     for value in ({"choices": [{"message": {}}]}, {"content": "t", "usage": usage}):
         assert told(0, request, given(request, value)).usage == {}
+
+
+def test_words_are_those_that_a_tool_gets_and_what_is_said_only_without_a_tool() -> None:
+    request = chat({"role": "user", "content": "q"})
+    nested = {"command": "cat a\nnmap x", "more": [{"path": "/x"}, 7], "n": None}
+    calls = [
+        {"function": {"name": "bash", "arguments": nested}},
+        {"function": {"name": "raw", "arguments": "{no json"}},
+    ]
+    value = {"content": "thoughts", "tool_calls": calls}
+    assert words(Call.CHAT, given(request, value).body) == "bash\ncat a\nnmap x\n/x\nraw\n{no json"
+    assert words(Call.CHAT, given(request, "ls -l").body) == "ls -l"
+    several = {"choices": [{"message": {"content": "a"}}, {"message": {"content": "b"}}]}
+    assert words(Call.CHAT, given(request, several).body) == "a\nb"
+    other = asked({"input": "q"}, Call.RESPONSES)
+    assert words(Call.RESPONSES, given(other, value).body).startswith("bash\ncat a")
+    assert words(Call.RESPONSES, given(other, "ls -l").body) == "ls -l"
+
+
+def test_words_are_bounded_and_odd_arguments_are_taken_as_they_stand() -> None:
+    request = chat({"role": "user", "content": "q"})
+    deep = "[" * 500 + "]" * 500
+    for arguments in ("x" * 1_000_000, deep, '"\\ud800"', {"a": ["y" * 9000] * 100}):
+        call = {"function": {"name": "bash", "arguments": arguments}}
+        found = words(Call.CHAT, given(request, {"tool_calls": [call] * 50}).body)
+        assert found.startswith("bash\n")
+        assert len(found) <= TEXT_MAX
