@@ -12,8 +12,12 @@ Usage: python bench/trajectory.py [--quick] [--json] [--out FILE]
   what differs is small beside what this machine adds by itself.
 - `durable_overhead_ms_p95_c1`, `..._c64`: at the level `local`, from before the wait of an answer for
   its record until it is on the disk; 1 or 64 loops that record a command and wait, without a pause
-  between. In this process, with the node's own code, on the disk of the state directory.
-- floor of these: one pwrite of as many bytes into a file of zeros and one fdatasync, same run.
+  between. In this process, with the node's own code, on the disk of the state directory. 64 such loops
+  leave the one thread that records no rest: an answer waits while the others record.
+- `durable_overhead_ms_p95_paced`: the same with 64 loops and 50 ms between the commands of each, about
+  1,250 commands a second, which is what a node of two cores carries.
+- floor of these: 1 or 64 threads, each of which makes one pwrite of as many bytes into a file of zeros
+  and one fdatasync, without a pause (with the pause where there is one), same run.
 - `local_difference_ms_p95_c1`, `..._c64`: /bin/true in 1 or 64 sandboxes at once that are `local`,
   less the same in sandboxes that are `process`, at the 95th percentile, through a node.
 - `events_per_second`: CLIENTS processes post batches of BATCH events of a harness to one sandbox each,
@@ -27,15 +31,18 @@ Usage: python bench/trajectory.py [--quick] [--json] [--out FILE]
 """
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +58,9 @@ LIVE_AT_ONCE, ROUNDS = 16, 5
 BLOCK = 40  # commands between two switches
 EVENT = {"step": 7, "tool": "bash", "observation": "x" * 80}
 AT_ONCE = (1, 64)
+PAUSE_S = 0.05
+# Of waits: name, loops, seconds between two commands of one.
+WAITS = (("c1", 1, 0.0), ("c64", 64, 0.0), ("paced", 64, PAUSE_S))
 
 
 @dataclass(frozen=True)
@@ -141,12 +151,14 @@ async def own_waits(result: Result, plan: Plan, raw: RawLog) -> None:
     place, tasks = f"{STATE}-waits", Tasks()
     os.makedirs(place)
     options = TrajectoryOptions(ship=False)
-    parts = open_records(place, options, SystemClock(), tasks, node="bench", store=None)
+    parts = open_records(place, options, SystemClock(), node="bench", store=None)
     local = SandboxSpec(durability=Durability.LOCAL)
-    loops = {count: Loop() for count in AT_ONCE}
-    floors: list[float] = []
+    loops = {name: Loop() for name, *_ in WAITS}
+    floors: dict[str, list[float]] = {name: [] for name, *_ in WAITS}
 
-    async def one(number: int) -> Sample:
+    async def one(number: int, pause: float = 0.0) -> Sample:
+        if pause:
+            await asyncio.sleep(pause)
         asked, answered = _command()
         parts.ledger.append(f"s{number % 64:020d}", asked)
         parts.ledger.append(f"s{number % 64:020d}", answered)
@@ -154,59 +166,73 @@ async def own_waits(result: Result, plan: Plan, raw: RawLog) -> None:
         await parts.trail.levels.reach(local)
         return {"wait_ms": (time.perf_counter() - start) * 1e3}
 
-    def party(count: int) -> Any:
+    def party(name: str, count: int, pause: float) -> Any:
         async def turn(number: int) -> None:
             syncs = parts.trail.levels.gauges()["trajectory_local_commits_total"]
-            loop = await closed_loop(one, concurrency=count, seconds=plan.seconds)
+            paced = partial(one, pause=pause)
+            loop = await closed_loop(paced, concurrency=count, seconds=plan.seconds)
             done = parts.trail.levels.gauges()["trajectory_local_commits_total"] - syncs
             loop.samples[-1] = {**loop.samples[-1], "syncs": done}
-            raw.write(f"wait {count}", number, loop.samples)
-            loops[count].extend(loop)
+            raw.write(f"wait {name}", number, loop.samples)
+            loops[name].extend(loop)
 
         return turn
 
-    async def floor(number: int) -> None:
-        samples = await asyncio.to_thread(_syncs, f"{place}/floor", plan.seconds)
-        raw.write("floor of waits", number, [{"sync_ms": sample} for sample in samples])
-        floors.extend(samples)
+    def floor(name: str, count: int, pause: float) -> Any:
+        async def turn(number: int) -> None:
+            path = f"{place}/floor"
+            samples = await asyncio.to_thread(_syncs, path, count, pause, plan.seconds / 2)
+            raw.write(f"floor of wait {name}", number, [{"sync_ms": one} for one in samples])
+            floors[name].extend(samples)
+
+        return turn
 
     try:
         async with parts.shipping.working():
             await one(0)
             await asyncio.sleep(3.0)  # a second later a segment is prepared for syncs
-            parties = {f"c{count}": party(count) for count in AT_ONCE}
-            await interleave(plan.rounds, {**parties, "floor": floor})
+            parties = {name: party(name, *how) for name, *how in WAITS}
+            parties |= {f"floor {name}": floor(name, *how) for name, *how in WAITS}
+            await interleave(plan.rounds, parties)
     finally:
         await tasks.close()
         parts.trail.levels.close()
         parts.shipping.close()
         parts.ledger.close()
         shutil.rmtree(place, ignore_errors=True)
-    how = "one pwrite and fdatasync of a file of zeros on the same disk, same run"
-    for count, loop in loops.items():
+    how = "as many threads, each with its own pwrite and fdatasync of one file of zeros, same run"
+    for name, loop in loops.items():
         waits = loop.values("wait_ms")
-        name = f"durable_overhead_ms_p95_c{count}"
-        result.add(name, _p95(waits), "ms", len(waits), "lower")
-        p50 = percentiles(waits).p50
-        result.add(f"durable_overhead_ms_p50_c{count}", p50, "ms", len(waits), "lower")
-        result.add_floor(name, _p95(floors), how)
-    shared = loops[AT_ONCE[-1]]
+        for which, of in (("p95", _p95), ("p50", statistics.median)):
+            metric = f"durable_overhead_ms_{which}_{name}"
+            result.add(metric, of(waits), "ms", len(waits), "lower")
+            result.add_floor(metric, of(floors[name]), how)
+    shared = loops["c64"]
     syncs = sum(sample.get("syncs", 0.0) for sample in shared.samples)
     result.add("local_commits_share", syncs / len(shared.samples), "", len(shared.samples), "lower")
 
 
-def _syncs(path: str, seconds: float) -> list[float]:
+def _syncs(path: str, threads: int, pause: float, seconds: float) -> list[float]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    samples: list[float] = []
+
+    def write(places: Iterator[int], until: float) -> None:
+        while time.perf_counter() < until:
+            if pause:
+                time.sleep(pause)
+            start = time.perf_counter()
+            os.pwrite(fd, b"x" * 450, next(places))
+            os.fdatasync(fd)
+            samples.append((time.perf_counter() - start) * 1e3)
+
     try:
         os.pwrite(fd, bytes(32 << 20), 0)
         os.fsync(fd)
-        samples, at, until = [], 64, time.perf_counter() + seconds
-        while time.perf_counter() < until and at < 31 << 20:
-            start = time.perf_counter()
-            os.pwrite(fd, b"x" * 450, at)
-            os.fdatasync(fd)
-            samples.append((time.perf_counter() - start) * 1e3)
-            at += 450
+        places = itertools.cycle(range(64, 31 << 20, 450))
+        with ThreadPoolExecutor(threads) as pool:
+            until = time.perf_counter() + seconds
+            for done in [pool.submit(write, places, until) for _ in range(threads)]:
+                done.result()
         return samples
     finally:
         os.close(fd)

@@ -84,7 +84,7 @@ def build_node(
             kept = library = _library(config, identity.name)
         tasks = Tasks()
         store = (lambda: shared) if shared is not None else _objects(kept)
-        records = _records(config, identity.name, clock, tasks, store)
+        records = _records(config, identity.name, clock, store)
     except BaseException:
         identity.release()
         raise
@@ -137,11 +137,10 @@ def _records(
     config: NodeConfig,
     name: str,
     clock: Clock,
-    tasks: Tasks,
     store: Callable[[], Store] | None,
 ) -> Records:
     options = config.trajectory
-    return open_records(config.state_dir, options, clock, tasks, node=name, store=store)
+    return open_records(config.state_dir, options, clock, node=name, store=store)
 
 
 def _directories(config: NodeConfig) -> None:

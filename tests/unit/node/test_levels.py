@@ -9,8 +9,9 @@ import threading
 import pytest
 from test_record import OP, dids, of, write
 
-from skerry.errors import InvalidRequest, StorageFailed
+from skerry.errors import Bug, InvalidRequest, StorageFailed
 from skerry.node.trail import levels as levels_module
+from skerry.node.trail.levels import Group
 from skerry.spec.command import CommandSpec
 from skerry.spec.sandbox import Durability, SandboxSpec
 from skerry.trajectory.format.scan import scan_bytes
@@ -86,6 +87,47 @@ async def test_one_sync_takes_all_that_wait(stand, monkeypatch) -> None:
         gate.open.set()
         await asyncio.gather(first, *rest)
         assert gate.calls == 2
+
+
+async def test_commit_that_cannot_begin_is_told_and_the_next_one_is_made() -> None:
+    done: list[int] = []
+
+    def begin():
+        if not done:
+            done.append(0)
+            raise ValueError("a bug")
+        return lambda: done.append(1), lambda: done.append(2)
+
+    group = Group(begin, "test-commits")
+    try:
+        with pytest.raises(Bug, match="a bug"):
+            await group.reached()
+        await asyncio.gather(*(group.reached() for _ in range(5)))
+        assert done == [0, 1, 2]
+        assert (group.commits, group.failures) == (1, 1)
+    finally:
+        group.close()
+
+
+async def test_who_leaves_while_it_waits_holds_nobody_up() -> None:
+    entered, leave = threading.Semaphore(0), threading.Event()
+
+    def work() -> None:
+        entered.release()
+        assert leave.wait(30)
+
+    group = Group(lambda: (work, lambda: None), "test-commits")
+    first = asyncio.create_task(group.reached())
+    await asyncio.to_thread(entered.acquire)
+    second, third = (asyncio.create_task(group.reached()) for _ in range(2))
+    await asyncio.sleep(0)
+    for gone in (first, second):
+        gone.cancel()
+    leave.set()
+    await third
+    assert group.commits == 2
+    group.close()
+    await until(lambda: "test-commits" not in {one.name for one in threading.enumerate()})
 
 
 async def test_disk_that_fails_is_told_to_whoever_relies_on_it(stand, monkeypatch) -> None:

@@ -7,22 +7,26 @@
 | shared | loss of the host | its bytes are put into the layer store |
 
 A commit is for a group: one is in flight, and the next takes everything that was recorded meanwhile.
-What waits here is an answer, never the loop. A record that cannot be made durable is StorageFailed to
+What waits here is an answer, never the loop. An intent is written before it acts and waited for by
+nobody: what it guards, that nothing runs twice, ends with the host at the latest, whose sandboxes are
+gone with it. A record that cannot be made durable is StorageFailed to
 whoever waits for it; it stays where it is, and a repeat of the operation asks for it again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from functools import partial
+from queue import SimpleQueue
+from typing import Final, TypeAlias
 
 from skerry.errors import Bug, InvalidRequest, SkerryError, StorageFailed
 from skerry.images.objects.patience import patient_at_most
-from skerry.node.tasks import Tasks
 from skerry.spec.sandbox import Durability, SandboxSpec
 from skerry.trajectory.format.segment import HEADER_BYTES
 from skerry.trajectory.journal.journal import Journal
@@ -34,68 +38,99 @@ _PATIENCE_S: Final = 20.0
 
 log = logging.getLogger("skerry.node")
 
-Work = Callable[[], None]
+Work: TypeAlias = Callable[[], None]
+Commit: TypeAlias = tuple[asyncio.AbstractEventLoop, Work, Work]  # ..., and what follows it there
 
 
 class Group:
-    """One commit in flight, and those who wait for the next."""
+    """One commit in flight, and those who wait for the next.
 
-    def __init__(self, begin: Callable[[], tuple[Work, Work]], name: str, tasks: Tasks) -> None:
+    The way from a record to its answer is short on purpose: each turn of a loop that is busy with many
+    sandboxes takes longer than the disk. One turn gathers who else is ready, and one tells them.
+    """
+
+    def __init__(self, begin: Callable[[], tuple[Work, Work]], name: str) -> None:
         """`begin` returns the work that covers all that is recorded, and what to do after it."""
-        self._begin, self._tasks = begin, tasks
-        self._thread = ThreadPoolExecutor(1, name)
+        self._begin, self._name = begin, name
+        with patient_at_most(_PATIENCE_S):
+            self._context = contextvars.copy_context()
+        self._commits: SimpleQueue[Commit | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._waiting: list[asyncio.Future[None]] = []
+        self._in_flight: list[asyncio.Future[None]] = []
         self._running = False
+        self._timer: asyncio.TimerHandle | None = None
         self.commits = 0
         self.failures = 0
 
     async def reached(self) -> None:
         """Returns when everything that is recorded now is durable; StorageFailed."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
         self._waiting.append(done)
         if not self._running:
             self._running = True
-            self._tasks.spawn(self._work())
+            loop.call_soon(self._next, loop)
         await done
 
-    async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            while self._waiting:
-                waiting, self._waiting = self._waiting, []
-                commit = asyncio.ensure_future(self._commit(loop))
-                try:
-                    while not (await asyncio.wait((commit,), timeout=WITHIN_S))[0]:
-                        # Those who came meanwhile would wait behind it: they are told too.
-                        _tell((*waiting, *self._waiting), _late())
-                        self._waiting = []
-                    _tell(waiting, commit.result())
-                finally:
-                    commit.cancel()
-        finally:
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begins a commit for those who wait, if anybody does."""
+        self._in_flight, self._waiting = self._waiting, []
+        if not self._in_flight:
             self._running = False
+            return
+        if self._thread is None:
+            serve = partial(self._context.run, self._serve)
+            self._thread = threading.Thread(target=serve, name=self._name, daemon=True)
+            self._thread.start()
+        self._timer = loop.call_later(WITHIN_S, self._late, loop)
+        failed = _tried(lambda: self._commits.put((loop, *self._begin())))
+        if failed is not None:
+            self._ended(loop, _nothing, failed)
 
-    async def _commit(self, loop: asyncio.AbstractEventLoop) -> SkerryError | None:
-        """Does one; returns why it failed."""
-        try:
-            work, after = self._begin()
-            with patient_at_most(_PATIENCE_S):
-                context = contextvars.copy_context()
-            await loop.run_in_executor(self._thread, context.run, work)
-            after()
-        except SkerryError as error:
-            self.failures += 1
-            return error
-        except Exception as error:  # nobody may wait for ever
-            log.exception("a record cannot be made durable")
-            self.failures += 1
-            return Bug(f"a record cannot be made durable: {type(error).__name__}: {error}")
-        self.commits += 1
-        return None
+    def _serve(self) -> None:
+        """Does one commit after another, in the thread."""
+        while (commit := self._commits.get()) is not None:
+            loop, work, after = commit
+            failed = _tried(work)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+                loop.call_soon_threadsafe(self._ended, loop, after, failed)
+
+    def _late(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tells those who wait for it, and those who came meanwhile and would wait behind it."""
+        _tell((*self._in_flight, *self._waiting), _too_late())
+        self._in_flight, self._waiting = [], []
+        self._timer = loop.call_later(WITHIN_S, self._late, loop)
+
+    def _ended(
+        self, loop: asyncio.AbstractEventLoop, after: Work, failed: SkerryError | None
+    ) -> None:
+        """Begins the next, and tells those who waited for this one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        failed = failed or _tried(after)
+        self.commits += failed is None
+        self.failures += failed is not None
+        waited = self._in_flight
+        self._next(loop)
+        _tell(waited, failed)
 
     def close(self) -> None:
         """Ends the thread; what it does now it may finish."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._commits.put(None)
+
+
+def _tried(work: Work) -> SkerryError | None:
+    """Does it; returns why it failed, None if it did not. Nobody may wait for ever."""
+    try:
+        work()
+    except SkerryError as error:
+        return error
+    except Exception as error:
+        log.exception("a record cannot be made durable")
+        return Bug(f"a record cannot be made durable: {type(error).__name__}: {error}")
+    return None
 
 
 def _tell(waiting: Iterable[asyncio.Future[None]], error: SkerryError | None) -> None:
@@ -108,7 +143,7 @@ def _tell(waiting: Iterable[asyncio.Future[None]], error: SkerryError | None) ->
             done.set_exception(type(error)(error.message, **error.fields))
 
 
-def _late() -> SkerryError:
+def _too_late() -> SkerryError:
     return StorageFailed(
         f"the operation is done and recorded, but its record is not durable after {WITHIN_S:g} s: "
         "ask again with the same operation id"
@@ -124,12 +159,11 @@ class Levels:
         contents: Contents,
         shipper: Shipper | None,
         default: Durability,
-        tasks: Tasks,
     ) -> None:
         self._journal, self._contents, self._shipper = journal, contents, shipper
         self._default = default
-        self._local = Group(self._begin_local, "record-sync", tasks)
-        self._shared = Group(self._begin_shared, "record-put", tasks)
+        self._local = Group(self._begin_local, "record-sync")
+        self._shared = Group(self._begin_shared, "record-put")
         self._unsynced, self._unshared = contents.feed(), contents.feed()
         self._sent: dict[int, int] = {}  # of each segment that is not shipped: bytes in the store
         self.tails = 0  # of the segment that is open

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from skerry.node.clock import Clock
 from skerry.node.ledger import Ledger
-from skerry.node.tasks import Tasks
 from skerry.node.trail.acts import Trail
 from skerry.node.trail.levels import Levels
 from skerry.node.trail.shipping import Shipping
@@ -39,7 +38,6 @@ def open_records(
     state_dir: str,
     options: TrajectoryOptions,
     clock: Clock,
-    tasks: Tasks,
     *,
     node: str,
     store: Callable[[], Store] | None,
@@ -71,7 +69,7 @@ def open_records(
             progress=os.path.join(state_dir, "trajectory", "shipped"),
         )
     ledger = Ledger(journal)
-    levels = Levels(journal, contents, shipper, options.durability, tasks)
+    levels = Levels(journal, contents, shipper, options.durability)
     trail = Trail(ledger, contents, levels, lambda: journal.mark()[0], clock)
     shipping = Shipping(journal, contents, shipper, levels=levels, options=options, clock=clock)
     return Records(ledger, trail, shipping)

@@ -101,7 +101,12 @@ class Journal:
         Raises StorageFailed, and then nothing was recorded; InvalidRequest for more than a
         quarter of a segment.
         """
-        return self.append_all(subject, kind, (data,))
+        chain = self._chains.get(subject)
+        prev_hash = chain.hash if chain is not None else NO_HASH
+        now_ns = self._now_ns()
+        body = self._encode((self._seq + 1, subject, kind, now_ns, prev_hash, data))
+        record = frame_body(body)
+        return self._write(subject, chain, now_ns, record, ((len(record), body_hash(body)),))
 
     def append_all(self, subject: str, kind: str, items: Sequence[Any]) -> Position:
         """Records several of one kind with one write: all of them, or none; returns the last's.
@@ -111,31 +116,15 @@ class Journal:
         chain = self._chains.get(subject)
         prev_hash = chain.hash if chain is not None else NO_HASH
         now_ns, seq = self._now_ns(), self._seq
-        sizes, digests, parts = [], [], []
+        told, parts = [], []
         for data in items:
             seq += 1
             body = self._encode((seq, subject, kind, now_ns, prev_hash, data))
             prev_hash = body_hash(body)
             record = frame_body(body)
-            sizes.append(len(record))
-            digests.append(prev_hash)
+            told.append((len(record), prev_hash))
             parts.append(record)
-        records = parts[0] if len(parts) == 1 else b"".join(parts)
-        segment = self._room(len(records), now_ns)
-        place = self._segments.write(segment, records)
-        if self._segments.first_ns is None:
-            self._segments.first_ns = now_ns
-        if chain is None:
-            chain = self._chains[subject] = Chain()
-        for size, digest in zip(sizes, digests, strict=True):
-            self._seq += 1
-            chain.add(self._seq, place, size, digest)
-            place += size
-        segment.hash = prev_hash
-        segment.live += len(records)
-        if self._carrying:
-            self._carry()
-        return Position(subject, seq)
+        return self._write(subject, chain, now_ns, b"".join(parts), told)
 
     def read(self, position: Position) -> Record:
         """Returns a record of a living subject; raises NotFound."""
@@ -220,7 +209,8 @@ class Journal:
         """Nothing more is written to the newest segment, if it has records. Raises StorageFailed."""
         newest = self._segments.newest
         if newest is not None and newest.end > HEADER_BYTES:
-            self._roll(self._now_ns())
+            self._segments.roll(self._seq + 1, self._now_ns())
+            self._shrink()
 
     def sealed(self) -> list[tuple[int, int]]:
         """Returns number and end of each segment that nothing more is written to, oldest first."""
@@ -286,16 +276,37 @@ class Journal:
 
     # --- writing ---
 
+    def _write(
+        self,
+        subject: str,
+        chain: Chain | None,
+        now_ns: int,
+        records: bytes,
+        told: Sequence[tuple[int, bytes]],
+    ) -> Position:
+        """Appends records of one subject; `told` are their sizes and hashes."""
+        segment = self._room(len(records), now_ns)
+        place = self._segments.write(segment, records)
+        if self._segments.first_ns is None:
+            self._segments.first_ns = now_ns
+        if chain is None:
+            chain = self._chains[subject] = Chain()
+        for size, digest in told:
+            self._seq += 1
+            chain.add(self._seq, place, size, digest)
+            place += size
+        segment.hash = chain.hash
+        segment.live += len(records)
+        if self._carrying:
+            self._carry()
+        return Position(subject, self._seq)
+
     def _room(self, size: int, now_ns: int) -> Segment:
         before = self._segments.newest
         segment = self._segments.room(size, self._seq + 1, now_ns)
         if segment is not before:
             self._shrink()
         return segment
-
-    def _roll(self, now_ns: int) -> None:
-        self._segments.roll(self._seq + 1, now_ns)
-        self._shrink()
 
     # --- giving back ---------------------------------------------------------------------------
 
@@ -393,4 +404,4 @@ class Journal:
         self._shrink()
 
 
-__all__ = ["FORGOTTEN", "Journal", "Position", "Problem", "Record"]
+__all__ = ["Journal", "Position"]

@@ -32,7 +32,8 @@ import msgspec
 from skerry.errors import Conflict, SkerryError, StorageFailed
 from skerry.spec.rollout import RolloutRecord
 from skerry.spec.worker import Submit
-from skerry.trajectory.journal.journal import Journal, Position, Record
+from skerry.trajectory.format.segment import Record
+from skerry.trajectory.journal.journal import Journal, Position
 from skerry.worker.service.files import put
 from skerry.worker.service.remembered import Remembered
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from skerry.errors import InvalidRequest, NotFound, SkerryError, StorageFailed
-from skerry.trajectory.journal.journal import Journal, Position, Record
+from skerry.trajectory.format.segment import Record
+from skerry.trajectory.journal.journal import Journal, Position
 from skerry.worker.memory import Entry, Given, Memory, NotRecorded, Several, Submission, Submitted
 from skerry.worker.model.book import Asked, Note
 from skerry.worker.service.files import put
