@@ -1819,7 +1819,8 @@ class Trajectories:
         """Writes the events of the trajectories asked for to a local file; returns how many.
 
         `format` is "jsonl" or "parquet" (which needs skerry[parquet]); without it the file's name
-        says. The file appears whole or not at all. Raises StorageFailed, Unavailable without pyarrow.
+        says. The file appears whole or not at all. A trajectory that was removed before its turn came
+        is left out. Raises StorageFailed, Unavailable without pyarrow.
         """
         return self._portal.call(
             self._inner.export(path, format=format, rollout=rollout, job=job, sandbox=sandbox)

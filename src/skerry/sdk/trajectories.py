@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from urllib.parse import quote
 
-from skerry.errors import LayerDamaged
+from skerry.errors import LayerDamaged, NotFound
 from skerry.sdk.inturn import in_thread
 from skerry.sdk.transport import Transport
 from skerry.spec.trajectory import (
@@ -103,7 +103,8 @@ class AsyncTrajectories:
         """Writes the events of the trajectories asked for to a local file; returns how many.
 
         `format` is "jsonl" or "parquet" (which needs skerry[parquet]); without it the file's name
-        says. The file appears whole or not at all. Raises StorageFailed, Unavailable without pyarrow.
+        says. The file appears whole or not at all. A trajectory that was removed before its turn came
+        is left out. Raises StorageFailed, Unavailable without pyarrow.
         """
         from skerry.trajectory.reports.export import export, kind_of
 
@@ -111,7 +112,7 @@ class AsyncTrajectories:
 
         async def events() -> AsyncIterator[Event]:
             async for info in self.iterate(rollout=rollout, job=job, sandbox=sandbox):
-                async for event in self.events(info.sandbox):
+                async for event in unless_gone(self.events(info.sandbox)):
                     yield event
 
         return await in_thread(lambda found: export(found, os.fspath(path), kind), events())
@@ -126,3 +127,18 @@ class AsyncTrajectories:
         if hashlib.sha256(data).hexdigest() != digest:
             raise LayerDamaged(f"the content {digest} came as another one", digest=digest)
         return data
+
+
+async def unless_gone(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+    """Yields the events of a sandbox that was listed; none if nothing of them is there any more.
+
+    What is told by an index may have been removed since, or the index lies.
+    """
+    begun = False
+    try:
+        async for event in events:
+            begun = True
+            yield event
+    except NotFound:
+        if begun:
+            raise

@@ -368,6 +368,10 @@ def encode(body: Any) -> bytes:
         return _encoder.encode(body)
     except OverflowError as error:
         raise InvalidRequest(f"a number is out of all bounds: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("what is to be sent is nested too deep") from None
+    except TypeError as error:
+        raise InvalidRequest(f"what is to be sent holds what no message can: {error}") from None
     except UnicodeEncodeError as error:
         bad = error.object[error.start : error.end][:40]
         raise InvalidRequest(

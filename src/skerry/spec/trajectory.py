@@ -203,6 +203,8 @@ def plain(value: Any) -> Any:
     """Returns a value of structs, bytes and texts as plain JSON, bytes as content."""
     if isinstance(value, bytes | bytearray | memoryview):
         return content(bytes(value))
+    if isinstance(value, msgspec.msgpack.Ext):  # nobody here writes one
+        return content(bytes(value.data))
     if isinstance(value, msgspec.Struct):
         return plain(msgspec.to_builtins(value, builtin_types=(bytes,)))
     if isinstance(value, dict):

@@ -36,6 +36,14 @@ async def test_a_number_that_no_field_can_hold_is_the_callers_fault() -> None:
         await Transport("http://node").call("POST", "/v1/x", body={"size": 1 << 64})
 
 
+@pytest.mark.parametrize("end", [object(), None], ids=["an object", "no end"])
+async def test_a_body_that_no_message_can_hold_is_the_callers_fault(end: object) -> None:
+    for _ in range(5000 if end is None else 1):
+        end = [end]
+    with pytest.raises(InvalidRequest, match="what is to be sent"):
+        await Transport("http://node").call("POST", "/v1/x", body={"answer": end})
+
+
 async def hours_pass(hours: float) -> None:
     """Every timer of this loop that is due within that time goes off now, and what it wakes runs."""
     loop = asyncio.get_running_loop()

@@ -19,6 +19,7 @@ from skerry.cli.trace.view import brief, came, cut, inert
 from skerry.cli.words import age, size
 from skerry.errors import InvalidRequest, LayerDamaged, NotFound
 from skerry.sdk.inturn import in_thread
+from skerry.sdk.trajectories import unless_gone
 
 if TYPE_CHECKING:
     from skerry.spec.trajectory import Event, TrajectoryInfo
@@ -282,7 +283,7 @@ async def _chosen(
 
 async def _events(traces: Traces, chosen: AsyncIterator[TrajectoryInfo]) -> AsyncIterator[Event]:
     async for info in chosen:
-        async for event in traces.events(info.sandbox):
+        async for event in unless_gone(traces.events(info.sandbox)):
             yield event
 
 
@@ -325,7 +326,7 @@ async def _stats(
     async with open_traces(app, place) as traces:
         async for info in _chosen(traces, *chosen):
             name = {"sandbox": info.sandbox, "rollout": info.rollout, "job": info.job}[by]
-            one = await in_thread(stats_of, traces.events(info.sandbox))
+            one = await in_thread(stats_of, unless_gone(traces.events(info.sandbox)))
             groups.setdefault(name or info.sandbox, TrajectoryStats()).add(one)
     return groups
 

@@ -16,7 +16,14 @@ from typing import Final
 import msgspec
 
 from skerry.trajectory.format.scan import scan_bytes
-from skerry.trajectory.format.segment import FORGOTTEN, HEADER_BYTES, NO_HASH, Found, decode_header
+from skerry.trajectory.format.segment import (
+    FORGOTTEN,
+    HEADER_BYTES,
+    NO_HASH,
+    Count,
+    Found,
+    decode_header,
+)
 
 INDEX_VERSION: Final = 1
 RECORDS_AT_ONCE: Final = 64
@@ -29,12 +36,12 @@ _encode = msgspec.msgpack.Encoder().encode
 class Mention(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a segment holds of one subject, records that were carried over among it."""
 
-    first: int  # seq
-    last: int
-    from_ns: int
-    to_ns: int
-    records: int = 0
-    bytes: int = 0
+    first: Count  # seq
+    last: Count
+    from_ns: Count
+    to_ns: Count
+    records: Count = 0
+    bytes: Count = 0
     began: bool = False  # its first record is here; then `rollout` and `job` are known
     ended: bool = False  # the record after which it has no life
     rollout: str | None = None
@@ -46,16 +53,16 @@ class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     version: int
     node: str
-    number: int
-    first_seq: int
-    last_seq: int
-    records: int
-    size: int
+    number: Count
+    first_seq: Count
+    last_seq: Count
+    records: Count
+    size: Count
     sha256: str  # of those bytes
     head: bytes  # hash of the last record
     previous: bytes  # hash of the last record of the segment before
-    from_ns: int
-    to_ns: int
+    from_ns: Count
+    to_ns: Count
     subjects: dict[str, Mention]
     blobs: tuple[str, ...] = ()  # digests of the contents that its records name
     gap: str = ""  # why there is no such segment: it was given up before it could be shipped

@@ -32,8 +32,9 @@ import hashlib
 import os
 import struct
 import zlib
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -45,20 +46,26 @@ HEADER_BYTES: Final = 64
 HASH_BYTES: Final = 16
 NO_HASH: Final = bytes(HASH_BYTES)
 RECORD_HEAD_BYTES: Final = 8
+DEPTH_MAX: Final = 256  # of values within values; what is deeper breaks who reads it
 UNNUMBERED: Final = ".seg.new"  # how the files of segments to come end, each with a name of its own
 FORGOTTEN: Final = "forgotten"  # kind of the record after which a subject has no life
 
 _HEADER = struct.Struct("<8sHHIQQqQ16s")
 _HEAD = struct.Struct("<II")
+# What may stand before a value inside another one; a text has few of these bytes.
+_NESTING: Final = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+
+# What an index, a table of places and a column of an export can hold.
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """One record; `data` is whatever msgpack can hold."""
+    """One record; `data` is whatever msgpack can hold, nested at most DEPTH_MAX deep."""
 
-    seq: int
+    seq: Count
     subject: str
     kind: str
-    time_ns: int
+    time_ns: Count
     prev_hash: bytes
     data: Any
 
@@ -170,6 +177,30 @@ def _sealed(data: bytes) -> bool:
     return zlib.crc32(data[:12] + bytes(4) + data[16:HEADER_BYTES]) == crc
 
 
+def is_deep(body: bytes, data: Any = None) -> bool:
+    """Whether a record's body holds values that are nested more than DEPTH_MAX deep.
+
+    `data` is the record's, if it is known.
+    """
+    if len(body) - len(body.translate(None, _NESTING)) <= DEPTH_MAX:
+        return False
+    try:
+        level = [_decoder.decode(body).data if data is None else data]
+    except RecursionError:
+        return True
+    for _ in range(DEPTH_MAX):
+        level = [inner for one in level for inner in _within(one)]
+        if not level:
+            return False
+    return True
+
+
+def _within(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return (*value, *value.values())
+    return value if isinstance(value, list | tuple) else ()
+
+
 def parse_record(data: bytes | memoryview, offset: int) -> Found | None:
     """Returns the record that begins at `offset`; None if there is no whole, valid one."""
     if offset + RECORD_HEAD_BYTES > len(data):
@@ -184,9 +215,9 @@ def parse_record(data: bytes | memoryview, offset: int) -> Found | None:
         return None
     try:
         record = _decoder.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
-    if len(record.prev_hash) != HASH_BYTES:
+    if len(record.prev_hash) != HASH_BYTES or is_deep(body, record.data):
         return None
     return Found(record, offset, end, body_hash(body))
 

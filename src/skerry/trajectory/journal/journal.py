@@ -18,9 +18,10 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from skerry.errors import Bug, NotFound, StorageFailed
+from skerry.errors import Bug, InvalidRequest, NotFound, StorageFailed
 from skerry.trajectory.format.places import OFFSET_BITS, OFFSET_MASK, place_of
 from skerry.trajectory.format.segment import (
+    DEPTH_MAX,
     FORGOTTEN,
     HEADER_BYTES,
     NO_HASH,
@@ -31,6 +32,7 @@ from skerry.trajectory.format.segment import (
     Record,
     body_hash,
     frame_body,
+    is_deep,
     pread_record,
     refuse_newer,
     segment_path,
@@ -99,7 +101,7 @@ class Journal:
         """Records; the record survives this process when this returns.
 
         Raises StorageFailed, and then nothing was recorded; InvalidRequest for more than a
-        quarter of a segment.
+        quarter of a segment, or what is nested too deep to be read again.
         """
         chain = self._chains.get(subject)
         prev_hash = chain.hash if chain is not None else NO_HASH
@@ -120,6 +122,8 @@ class Journal:
         for data in items:
             seq += 1
             body = self._encode((seq, subject, kind, now_ns, prev_hash, data))
+            if is_deep(body):
+                raise InvalidRequest(f"a record is nested more than {DEPTH_MAX} deep")
             prev_hash = body_hash(body)
             record = frame_body(body)
             told.append((len(record), prev_hash))

@@ -30,6 +30,7 @@ from skerry.trajectory.reading.outline import Outline
 from skerry.trajectory.reading.sources import Source, scan
 
 PIECE_BYTES: Final = 1 << 20
+ABSENT_MAX: Final = 64  # missing segments in a row that are told one by one
 
 
 class Pass:
@@ -181,13 +182,24 @@ def check_log(archive: Archive, log: Log) -> TrajectoryCheck:
 
 def _missing(log: Log, wanted: range, present: list[int], findings: Findings) -> None:
     """Notes the segments that should be there and are not; a gap is in the node's own words."""
-    there = set(present)
     gaps = log.sightings().gaps
-    for number in wanted:
+    following = wanted.start
+    for number in sorted({number for number in (*present, *gaps) if number in wanted}):
+        _absent(range(following, number), findings)
         if number in gaps:
             findings.add(FindingKind.GAP, gaps[number], segment=number)
-        elif number not in there:
-            findings.add(FindingKind.TRUNCATED, "the segment is missing", segment=number)
+        following = number + 1
+    _absent(range(following, wanted.stop), findings)
+
+
+def _absent(numbers: range, findings: Findings) -> None:
+    """Notes segments that are not there; in one if they are many, for a number costs nothing."""
+    if len(numbers) > ABSENT_MAX:
+        detail = f"the segments up to {numbers[-1]} are missing"
+        findings.add(FindingKind.TRUNCATED, detail, segment=numbers[0])
+        return
+    for number in numbers:
+        findings.add(FindingKind.TRUNCATED, "the segment is missing", segment=number)
 
 
 def _not_away(log: Log) -> None:

@@ -156,7 +156,7 @@ class Shipped:
                 continue
             if kind in ("seg", "idx") and not offset:  # an index alone tells of a gap
                 sealed.add(int(number))
-            elif kind == "tail" and offset.isdecimal():
+            elif kind == "tail" and offset.isdecimal() and int(offset) < TAIL_BYTES_MAX:
                 tails.setdefault(int(number), []).append(int(offset))
         self._joined = None
         self._tails = {number: sorted(at) for number, at in tails.items() if number not in sealed}
@@ -183,8 +183,7 @@ class Shipped:
             piece = self._shelf.get(key, TAIL_BYTES_MAX)
             if piece is None:
                 raise NotFound(f"{key} is gone: its segment was sealed meanwhile")
-            if offset + len(piece) > TAIL_BYTES_MAX:
-                raise StorageFailed(f"{key} lies beyond any segment")
+            piece = piece[: TAIL_BYTES_MAX - offset]  # what lies beyond is of no segment
             data.extend(bytes(max(0, offset - len(data))))
             data[offset : offset + len(piece)] = piece
         return bytes(data)
