@@ -17,6 +17,7 @@ from skerry.cli.network_checks import services_check
 from skerry.cli.secrets import cache_home
 from skerry.cli.words import size
 from skerry.errors import SkerryError
+from skerry.network.services import NetworkConfig
 
 NOFILE_WANTED = 65_536  # a sandbox takes a handful of descriptors in the node and the launcher
 PID_MAX_WANTED = 262_144
@@ -26,8 +27,11 @@ MEMORY_WANTED = 1 << 30
 EROFS_WANTED = (1, 8, 0)
 
 
-def host_checks(state_dir: str, run_dir: str) -> list[Check]:
-    """Returns all findings about this machine; starts and changes nothing."""
+def host_checks(state_dir: str, run_dir: str, network: NetworkConfig | None = None) -> list[Check]:
+    """Returns all findings about this machine; starts and changes nothing.
+
+    `network` is what a node's configuration says of it, where one was given.
+    """
     checks: list[Callable[[], Check]] = [
         root_check,
         kernel_check,
@@ -49,7 +53,7 @@ def host_checks(state_dir: str, run_dir: str) -> list[Check]:
         lambda: run_check(run_dir),
         memory_check,
         swap_check,
-        services_check,
+        lambda: services_check(network),
     ]
     return [check() for check in checks]
 

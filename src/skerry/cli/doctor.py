@@ -14,6 +14,7 @@ from skerry.cli.features import feature_checks
 from skerry.cli.findings import Check
 from skerry.cli.group import SkerryCommand
 from skerry.cli.node import node_config, read_config
+from skerry.cli.options import DEFAULT_IMAGE
 from skerry.cli.store_checks import store_check
 from skerry.errors import SkerryError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from skerry.wire.http import BlobsHealth
     from skerry.wire.workers import WorkerInfo
 
+BASE = "base image"
 COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "missing": "red"}
 
 
@@ -37,9 +39,13 @@ def doctor(app: App, /, *, config: str | None) -> int:
     if app.settings.url is not None:
         checks = [app.wait_for(lambda: remote_check(app))]
     else:
-        checks = host_checks(app.settings.state, app.settings.run) + feature_checks()
+        node = None
         if config is not None:
-            checks.append(store_check(node_config(app.settings, read_config(config), given={})))
+            node = node_config(app.settings, read_config(config), given={})
+        network = None if node is None else node.network
+        checks = host_checks(app.settings.state, app.settings.run, network) + feature_checks()
+        if node is not None:
+            checks.append(store_check(node))
         checks += app.wait_for(lambda: node_checks(app))
     for check in checks:
         if app.as_json:
@@ -50,8 +56,19 @@ def doctor(app: App, /, *, config: str | None) -> int:
     if bad:
         app.note(f"\nSandboxes cannot run here yet: {', '.join(bad)}.")
     elif app.settings.url is None:
-        app.note("\nSandboxes can run here. Try: skerry run default -- uname -a")
+        app.note(f"\nSandboxes can run here. {first_step(checks)}")
     return 1 if bad else 0
+
+
+def first_step(checks: Sequence[Check]) -> str:
+    """Returns what works now: a sandbox, or first the image that `default` means."""
+    base = next((check for check in checks if check.name == BASE), None)
+    if base is not None and f"base/{DEFAULT_IMAGE}" in base.found.split(", "):
+        return "Try: skerry run default -- uname -a"
+    return (
+        f"First: skerry image build base/{DEFAULT_IMAGE} (or skerry demo, which does it too); "
+        "then: skerry run default -- uname -a"
+    )
 
 
 def show(app: App, check: Check) -> None:
@@ -88,7 +105,7 @@ async def node_checks(app: App) -> list[Check]:
         return [
             Check("node", "note", f"none answers at {app.settings.socket}",
                   "a client that needs one starts an embedded one", "or run `skerry up`"),
-            Check("base image", "note", "not asked: no node runs"),
+            Check(BASE, "note", "not asked: no node runs"),
         ]  # fmt: skip
     from skerry import __version__
 
@@ -158,10 +175,10 @@ async def base_check(client: Client) -> Check:
     try:
         bases = [item.name for item in await client.images.list() if item.name.startswith("base/")]
     except SkerryError as error:
-        return Check("base image", "warning", f"the node cannot list its layers: {error.message}")
+        return Check(BASE, "warning", f"the node cannot list its layers: {error.message}")
     if not bases:
         return Check(
-            "base image", "warning", "none", "no sandbox can be made before there is one",
-            "`skerry image build base/debian:12`; `skerry demo` does it too",
+            BASE, "warning", "none", "no sandbox can be made before there is one",
+            f"`skerry image build base/{DEFAULT_IMAGE}`; `skerry demo` does it too",
         )  # fmt: skip
-    return Check("base image", "ok", ", ".join(bases))
+    return Check(BASE, "ok", ", ".join(bases))

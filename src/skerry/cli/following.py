@@ -123,9 +123,10 @@ async def follow(
     shutil.rmtree(folder, ignore_errors=True)
     log = JobLog(folder, time.time)
     began = time.monotonic()
-    watching = asyncio.ensure_future(_watch_building(job, total, on_event))
-    worrying = asyncio.ensure_future(_watch_trouble(job, on_event))
-    copy = _Copy(job, log, total, on_event)
+    told = _InOrder(on_event)
+    watching = asyncio.ensure_future(_watch_building(job, total, told))
+    worrying = asyncio.ensure_future(_watch_trouble(job, told))
+    copy = _Copy(job, log, total, told)
     try:
         async for line in job.lines():
             await copy.take(line)
@@ -142,12 +143,38 @@ async def follow(
         for task in (watching, worrying):
             task.cancel()
         await asyncio.gather(watching, worrying, return_exceptions=True)
+        told.all()
         log.close()
     on_event(JobEvent(kind="end", text=job.id, done=total, total=total))
     records = tuple(sorted(copy.records, key=lambda one: one.rollout))
     return JobSummary(
         job=job.id, path=str(folder), records=records, build_seconds=built, seconds=seconds
     )
+
+
+class _InOrder:
+    """Tells of rollouts after the environments: lines of the record may be here before we have asked.
+
+    With several workers, also while another one still makes its own.
+    """
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._held: list[JobEvent] | None = []
+
+    def __call__(self, event: JobEvent) -> None:
+        if self._held is not None and event.kind not in ("build", "built"):
+            self._held.append(event)
+            return
+        self._on_event(event)
+        if event.kind == "built":
+            self.all()
+
+    def all(self) -> None:
+        """Tells what was held, and holds nothing any more."""
+        held, self._held = self._held or [], None
+        for event in held:
+            self._on_event(event)
 
 
 async def _watch_trouble(job: Job, on_event: OnEvent) -> None:

@@ -76,6 +76,19 @@ def test_doctor_ends_with_1_only_if_something_is_missing(
     assert [json.loads(line)["name"] for line in result.stdout.splitlines()][:3] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        (Check("base image", "note", "not asked: no node runs"), "First: skerry image build"),
+        (Check("base image", "warning", "none"), "First: skerry image build base/debian:12"),
+        (Check("base image", "ok", "base/mine:1"), "First: skerry image build base/debian:12"),
+        (Check("base image", "ok", "base/debian:12, base/mine:1"), "Try: skerry run default"),
+    ],
+)
+def test_doctor_ends_with_what_works_now(base: Check, words: str) -> None:
+    assert doctor_module.first_step([Check("a", "ok", "fine"), base]).startswith(words)
+
+
 def test_doctor_of_a_remote_node_asks_the_node_only() -> None:
     result = invoke(FakeClient(), "--url", "http://n:1", "doctor")
     assert result.exit_code == 0

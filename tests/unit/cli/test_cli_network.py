@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from fake_client import ONE, FakeClient, info, invoke
 
+from skerry.cli.findings import Check
+from skerry.cli.network_checks import services_check
+from skerry.errors import Unavailable
+from skerry.network.services import NetworkConfig, Service
 from skerry.wire.network import Decision, NetworkView, Totals
 
 
@@ -97,16 +102,69 @@ def test_new_sandbox_gets_the_entries_of_all_its_options() -> None:
     assert client.created[-1]["network"] == ()
 
 
-def test_doctor_says_which_words_it_cannot_learn(tmp_path, monkeypatch) -> None:
-    from skerry.cli.network_checks import services_check
+SERVICES = {
+    "pypi": Service(hosts=("index.example", "files.example")),
+    "npm": Service(hosts=("npm.example:8443", "*.cdn.example")),
+    "debian": Service(hosts=("deb.example",)),
+}
 
+
+def services(addresses: dict[str, str], config: NetworkConfig | None = None) -> Check:
+    """What doctor says where names have these addresses, and others a public one."""
+    return services_check(
+        config, SERVICES.__getitem__, lambda host: [addresses.get(host, "93.184.215.14")]
+    )
+
+
+@pytest.fixture
+def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine that has the three package clients."""
     for name in ("npm", "apt-get", "pip"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert services_check().status == "ok"
-    (tmp_path / "npm").unlink()
-    found = services_check()
+    return tmp_path
+
+
+def test_doctor_says_which_words_it_cannot_learn(clients: Path) -> None:
+    assert services({}).status == "ok"
+    (clients / "npm").unlink()
+    found = services({})
     assert found.status == "note"
     assert "npm" in found.consequence
     assert "[network.services.npm]" in found.remedy
+    told = NetworkConfig(services={"npm": SERVICES["npm"]})
+    assert services({}, told).status == "ok"
+
+
+def test_doctor_says_what_it_looked_up_and_that_it_is_private(clients: Path) -> None:
+    found = services({"index.example": "10.1.2.3", "npm.example": "127.0.0.1"})
+    assert found.status == "warning"
+    for words in ("pypi (index.example, files.example)", "npm (npm.example)",
+                  "index.example: at 10.1.2.3, a private or reserved address",
+                  "npm.example: at 127.0.0.1, a loopback address"):  # fmt: skip
+        assert words in found.found
+    assert "pypi, npm" in found.consequence
+    assert '[network] private = ["index.example", "npm.example"]' in found.remedy
+    allowed = NetworkConfig(private=("*.example",))
+    assert (
+        services({"index.example": "10.1.2.3", "npm.example": "127.0.0.1"}, allowed).status == "ok"
+    )
+    pinned = NetworkConfig(addresses={"index.example": ("10.1.2.3",)})
+    assert services({"index.example": "10.1.2.3"}, pinned).status == "ok"
+
+
+def test_doctor_says_what_is_not_found_and_what_cannot_be_learned(clients: Path) -> None:
+    def lookup(host: str) -> list[str]:
+        raise OSError(0, f"no address for {host}")
+
+    found = services_check(None, SERVICES.__getitem__, lookup)
+    assert found.status == "warning"
+    assert "deb.example: not found (no address for deb.example)" in found.found
+
+    def discover(word: str) -> Service:
+        raise Unavailable(f"{word} says nothing")
+
+    found = services_check(None, discover, lambda _host: ["93.184.215.14"])
+    assert "npm: npm says nothing" in found.found
+    assert "[network.services.pypi]" in found.remedy

@@ -178,3 +178,25 @@ def test_an_installed_package_without_tasks_says_so(monkeypatch: pytest.MonkeyPa
         shipped.all_tasks()
     with pytest.raises(NotFound):
         shipped.task_paths(["semver-3.0.2"])
+
+
+def test_rollouts_are_told_of_after_their_environments() -> None:
+    """A worker's lines may be here before this process has asked whether all is built."""
+    told: list[str] = []
+    order = following._InOrder(lambda event: told.append(event.kind))
+    for kind in ("build", "start", "done", "build"):
+        order(JobEvent(kind=kind))
+    assert told == ["build", "build"]
+    order(JobEvent(kind="built"))
+    order(JobEvent(kind="step"))
+    assert told == ["build", "build", "built", "start", "done", "step"]
+    order.all()
+    assert len(told) == 6
+
+
+def test_what_is_held_is_told_when_it_ends_before_all_is_built() -> None:
+    told: list[str] = []
+    order = following._InOrder(lambda event: told.append(event.kind))
+    order(JobEvent(kind="done"))
+    order.all()
+    assert told == ["done"]
