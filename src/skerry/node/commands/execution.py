@@ -32,12 +32,15 @@ from skerry.node.life.lives import Lives
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.parts import Parts
 from skerry.spec.command import RunResult
+from skerry.spec.sandbox import CpuClass
 
 log = logging.getLogger("skerry.node")
 
 # The agent keeps a command's timeout; these are for when it does not.
 PING_AFTER_S = 5.0
 KILL_AFTER_S = 15.0
+# To die takes some of the time that a full host leaves, as to start does, for each of its processes.
+KILL_STARVED_AFTER_S = 75.0
 LOOK_AGAIN_S = 1.0  # at a deadline that was put off by a hold
 CUT_AFTER_S = 1.0  # after a cancel, readers of the output have so long to catch up
 SHELLS_MAX = 4096
@@ -295,14 +298,20 @@ class Execution:
     def _ping_late(self, sandbox: Sandbox, op: Op) -> None:
         op.sink.cut_slow_readers()  # the command is over: only they can hold its end up
         now = sandbox.work_time(self._clock.monotonic())
-        self._at(now + KILL_AFTER_S - PING_AFTER_S, self._kill_late, sandbox, op)
+        self._at(now + _kill_after(sandbox) - PING_AFTER_S, self._kill_late, sandbox, op)
         if sandbox.link is not None:
             self._tasks.spawn(sandbox.link.check())
 
     def _kill_late(self, sandbox: Sandbox, op: Op) -> None:
         del op
-        late = f"a command was {KILL_AFTER_S:g} s over its timeout and could not be ended"
+        late = f"a command was {_kill_after(sandbox):g} s over its timeout and could not be ended"
         self._lives.fail(sandbox, late, SandboxFailed(late, sandbox=sandbox.id))
+
+
+def _kill_after(sandbox: Sandbox) -> float:
+    """Returns how long after its timeout a command that does not end costs its sandbox."""
+    starved = sandbox.spec.cpu_class is CpuClass.BEST_EFFORT
+    return KILL_STARVED_AFTER_S if starved else KILL_AFTER_S
 
 
 def _refused(error: SkerryError, op: Op) -> SkerryError:
