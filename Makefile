@@ -35,8 +35,8 @@ bench: setup ## Run all benchmarks, write bench/results
 soak: setup ## An hour of churn with faults injected; fails if anything is lost, left or grows
 	PYTHONPATH=tests $(PYTHON_VENV) -m soak --seconds 3600 $(SOAK_ARGS)
 
-soak-short: setup ## The same for ten minutes (SOAK_ARGS='--seed N' repeats a run)
-	PYTHONPATH=tests $(PYTHON_VENV) -m soak --seconds 600 $(SOAK_ARGS)
+soak-short: setup ## The same for eleven minutes (SOAK_ARGS='--seed N' repeats a run)
+	PYTHONPATH=tests $(PYTHON_VENV) -m soak --seconds 660 $(SOAK_ARGS)
 
 interop: setup ## Run the harnesses of others on Skerry, write README's table (INTEROP_ARGS='--fast inspect')
 	PYTHONPATH=.:tests $(PYTHON_VENV) -m interop $(INTEROP_ARGS)

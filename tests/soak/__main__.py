@@ -2,9 +2,12 @@
 
 Usage: PYTHONPATH=tests python -m soak [--seconds S] [--seed N] [--clients N] [--workers N]
 
-Each epoch: clients work while faults are injected; then the faults end, the clients check and destroy
-what they made, and a census is taken. What is held to, and by which bound, stands in `soak.summary`.
-The seed decides what clients do and which faults come; when they meet is the machine's affair.
+Each epoch: clients work, and a job's rollouts go on at the node's worker, while faults are injected;
+then the faults end, the clients check and destroy what they made, the rollouts come to their ends and
+an outside witness judges them, and a census is taken. What is held to, and by which bound, stands in
+`soak.summary`. Beside a run of more than ten minutes OpenAI's own client is paused for longer than its
+timeout (`soak.standstill`). The seed decides what clients do and which faults come; when they meet is
+the machine's affair.
 Exit status: 0 if nothing was violated, 1 if something was, 2 if it could not be set up.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import secrets
@@ -19,12 +23,15 @@ import sys
 import time
 from pathlib import Path
 
-from skerry.sdk.client import connect
+from skerry.sdk.client import AsyncClient, connect
+from skerry.spec.job import JobInfo, JobState, OnLost
 from skerry.testing.rootfs import container_reason
+from soak.crew import Crew
 from soak.faults import Faults
 from soak.host import LEASE_S, Host
 from soak.judge import Judge
 from soak.proxy import Relay
+from soak.standstill import PAUSE_S, Standstill
 from soak.summary import Figures
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -34,9 +41,10 @@ BLOCK = 8
 KILLING = 2
 READY_S = 60.0
 DRAIN_S = 300.0
+STANDSTILL = f"seconds of a pause under OpenAI's client; 0: none; {PAUSE_S:g} if there is the time"
 
 
-class Worker:
+class Member:
     """One client process."""
 
     def __init__(self, process: asyncio.subprocess.Process, name: str, judge: Judge) -> None:
@@ -94,50 +102,78 @@ class Soak:
         self.chance = random.Random(f"{options.seed} faults")
         self.host = Host()
         self.relay = Relay(f"{self.host.node.run}/node.sock")
-        self.workers: list[Worker] = []
+        self.members: list[Member] = []
         self.dead: list[str] = []
+        self.standstill = None
+        if options.standstill:
+            self.standstill = Standstill(self.judge, options.standstill)
         self._number = 0
         self._until = 0.0
-        self.faults = Faults(self.host, self.relay, self.judge, self.chance, self._kill_client)
+        self.crew = Crew(self.host, self.judge)
+        self.faults = Faults(
+            self.host,
+            self.relay,
+            self.judge,
+            self.chance,
+            kill_client=self._kill_client,
+            crew=self.crew,
+        )
+
+    @property
+    def standstill_said(self) -> str:
+        """What came of the standstill, if there was one."""
+        return self.standstill.said if self.standstill else ""
+
+    @property
+    def url(self) -> str:
+        """Where clients and trainers reach the node: through the relay."""
+        return f"http://127.0.0.1:{self.relay.port}"
 
     async def run(self) -> None:
         """All epochs."""
         await asyncio.to_thread(self.host.node.start)
         async with self.host.node.client() as client:
             await client.images.debian("debian:12", "bookworm")
+        await self.crew.prepare()
         await self.relay.open()
         for _ in range(self.options.clients):
             await self._add_client()
-        try:
-            end = time.monotonic() + self.options.seconds
-            number = 0
-            while True:
-                left = end - time.monotonic()
-                if number and left < self.options.epoch / 2:
-                    break
-                await self._epoch(number, min(self.options.epoch, max(left, 5.0)))
-                number += 1
-                if len(self.judge.violations) > 50:
-                    break
-        finally:
-            await asyncio.gather(*(worker.close() for worker in self.workers))
-            await self.relay.close()
+        async with self.standstill.beside() if self.standstill else contextlib.nullcontext():
+            try:
+                await self._epochs()
+            finally:
+                await asyncio.gather(*(member.close() for member in self.members))
+                await self.relay.close()
+
+    async def _epochs(self) -> None:
+        end = time.monotonic() + self.options.seconds
+        number = 0
+        while True:
+            left = end - time.monotonic()
+            if number and left < self.options.epoch / 2:
+                return
+            await self._epoch(number, min(self.options.epoch, max(left, 5.0)))
+            number += 1
+            if len(self.judge.violations) > 50:
+                return
 
     async def _epoch(self, number: int, seconds: float) -> None:
         killing = number % BLOCK >= BLOCK - KILLING or self.options.seconds < 8 * EPOCH_S
         begin = time.monotonic()
         self._until = begin + seconds
-        for worker in self.workers:
-            await worker.begin(seconds)
+        await self.crew.begin(number, self.url)
+        for member in self.members:
+            await member.begin(seconds)
         only = tuple(self.options.only.split(",")) if self.options.only else ()
-        await self.faults.run(self._until - 1.0, kill_node=killing, only=only)
+        await self.faults.run(self._until - 1.0, kill=killing, only=only)
         try:
             async with asyncio.timeout(DRAIN_S):
-                for worker in self.workers:
-                    await worker.idle.wait()
+                for member in self.members:
+                    await member.idle.wait()
         except TimeoutError:
-            busy = [worker.name for worker in self.workers if not worker.idle.is_set()]
+            busy = [member.name for member in self.members if not member.idle.is_set()]
             self.judge.violations.append(f"still at work after {DRAIN_S:g} s: {busy}")
+        await self.crew.finish()
         await self._empty()
         left = await asyncio.to_thread(self.host.left)
         self.judge.violations += [f"epoch {number} left: {line}" for line in left]
@@ -153,6 +189,7 @@ class Soak:
         """What killed clients made must go with their leases; then what they left is looked for."""
         until = time.monotonic() + LEASE_S + 20
         async with connect(self.host.node.url) as client:
+            await self._end_jobs(client, until)
             while left := await client.sandboxes.list():
                 if time.monotonic() > until:
                     self.judge.violations += [
@@ -164,14 +201,29 @@ class Soak:
                     return
                 await asyncio.sleep(0.3)
 
-    async def _add_client(self) -> Worker:
+    async def _end_jobs(self, client: AsyncClient, until: float) -> None:
+        """Jobs of killed clients stand as they were made to; nobody will come back for them."""
+        while True:
+            jobs = await client.jobs.list(ended=True)
+            if wrong := [info for info in jobs if not lost_as_agreed(info)]:
+                if time.monotonic() < until:
+                    await asyncio.sleep(0.3)
+                    continue
+                self.judge.violations += [f"its client was killed, it is {info}" for info in wrong]
+            for info in jobs:
+                if info.spec.labels.get("soak") not in self.dead:
+                    self.judge.violations.append(f"job {info.id} is left: {info}")
+                await (await client.jobs.get(info.id)).end()
+            return
+
+    async def _add_client(self) -> Member:
         self._number += 1
         name = f"client{self._number}"
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "soak.client",
-            f"http://127.0.0.1:{self.relay.port}",
+            self.url,
             name,
             str(self.options.seed),
             str(self.options.workers),
@@ -180,20 +232,30 @@ class Soak:
             env={"PYTHONPATH": str(TESTS), "PATH": "/usr/bin:/bin", "PYTHONUNBUFFERED": "1"},
             limit=1 << 20,
         )
-        worker = Worker(process, name, self.judge)
-        self.workers.append(worker)
+        member = Member(process, name, self.judge)
+        self.members.append(member)
         async with asyncio.timeout(READY_S):
-            await worker.idle.wait()
-        return worker
+            await member.idle.wait()
+        return member
 
     async def _kill_client(self) -> None:
-        victim = self.chance.choice(self.workers)
-        self.workers.remove(victim)
+        victim = self.chance.choice(self.members)
+        self.members.remove(victim)
         await victim.kill()
+        self.dead.append(victim.name)
         fresh = await self._add_client()
         left = self._until - time.monotonic()
         if left > 1.0:
             await fresh.begin(left)
+
+
+def lost_as_agreed(info: JobInfo) -> bool:
+    """Returns whether what was agreed on for the loss of its trainer has come over a job."""
+    if info.spec.on_lost is OnLost.STOP:
+        return info.state is JobState.ENDED
+    if info.spec.on_lost is OnLost.PAUSE and info.paused_by == "loss":
+        return info.sandboxes.keys() <= {"paused"}
+    return info.state in {JobState.AWAY, JobState.ENDED} or info.paused_by == "request"
 
 
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -205,7 +267,10 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=3, help="processes")
     parser.add_argument("--workers", type=int, default=4, help="scenarios at once in each")
     parser.add_argument("--only", default="", help="faults to inject, with commas; all if empty")
+    parser.add_argument("--standstill", type=float, default=None, help=STANDSTILL)
     options = parser.parse_args(arguments)
+    if options.standstill is None:
+        options.standstill = PAUSE_S if options.seconds > PAUSE_S else 0.0
     if options.seed is None:
         options.seed = secrets.randbelow(1 << 31)
     return options
@@ -234,7 +299,7 @@ def main() -> int:
             print(f"the node's log is kept: {soak.host.keep_log()}", flush=True)
         left = soak.host.close()
         soak.judge.violations += [f"left at the end: {line}" for line in left]
-    bad = soak.figures.summary(soak.judge)
+    bad = soak.figures.summary(soak.judge, soak.crew.said(), soak.standstill_said)
     return 1 if bad else 0
 
 

@@ -65,7 +65,7 @@ class Teller:
                 result = await work
         except SkerryError as error:
             code = "untyped" if isinstance(error, Bug) else error.code
-            said = f"{error.message[:300]} {error.fields}"[:500]
+            said = f"{error.message[:300]} {error.fields} {what}"[:700]
             self.say(k="op", n=kind, s=begin, e=time.monotonic(), x=code, own=own, m=said)
             raise Stopped from error
         except TimeoutError as error:
@@ -84,8 +84,8 @@ class Teller:
 class Client:
     """What scenarios work with."""
 
-    def __init__(self, client: AsyncClient, tell: Teller, chance: random.Random) -> None:
-        self.sdk, self.tell, self.chance = client, tell, chance
+    def __init__(self, client: AsyncClient, tell: Teller, chance: random.Random, url: str) -> None:
+        self.sdk, self.tell, self.chance, self.url = client, tell, chance, url
         self.labels = {"soak": tell.name}
         self._starved: set[str] = set()  # sandboxes of best effort
 
@@ -121,8 +121,11 @@ class Client:
         """Runs a command under a fresh operation id, which the result carries."""
         op_id = f"{self.chance.getrandbits(128):032x}"
         work = sandbox.run(command, op_id=op_id, **more)
-        what = f"{sandbox.id} {op_id} {command!r}"
+        what = f"{self._kind(sandbox)} {sandbox.id} {op_id} {command!r}"
         return await self.tell.op("run", work, own=own, what=what, limit=self.patience(sandbox))
+
+    def _kind(self, sandbox: Any) -> str:
+        return "best-effort" if sandbox.id in self._starved else "latency-sensitive"
 
     def patience(self, sandbox: Any) -> float:
         """Returns how long a command in it may take before it counts as a hang."""
@@ -163,6 +166,9 @@ async def epoch(client: Client, seconds: float, workers: int) -> None:
     for info in await client.sdk.sandboxes.list(labels=client.labels):
         client.tell.bad(f"{info.id} is left, {info.state}: {info.reason}", begin, kind="left")
         await (await client.sdk.sandboxes.get(info.id)).destroy()
+    for job in await client.sdk.jobs.list(labels=client.labels, ended=True):
+        client.tell.bad(f"job {job.id} is left, {job.state}: {job.reason}", begin, kind="left")
+        await (await client.sdk.jobs.get(job.id)).end()
 
 
 async def main(url: str, name: str, seed: str, workers: int) -> None:
@@ -175,7 +181,7 @@ async def main(url: str, name: str, seed: str, workers: int) -> None:
         # As an embedded client has it: what a killed client made ends with its lease.
         owner = OwnerConnection(sdk._transport)
         await owner.open()
-        client = Client(sdk, Teller(name), chance)
+        client = Client(sdk, Teller(name), chance, url)
         client.tell.say(k="ready")
         while line := await reader.readline():
             begin = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -32,6 +33,9 @@ class Sample(msgspec.Struct, frozen=True):
     launcher_fds: int
     slots: int
     journal_kib: int
+    worker: int
+    worker_kib: int
+    worker_fds: int
 
 
 class Disk:
@@ -99,8 +103,8 @@ class Host:
             self.disk.close()
 
     def sample(self) -> Sample:
-        """Looks at both daemons."""
-        pid, launcher = self.node.pid, self.node.launcher()
+        """Looks at the daemons."""
+        pid, launcher, worker = self.node.pid, self.node.launcher(), self.worker()
         return Sample(
             pid=pid,
             node_kib=_status(pid, "VmRSS"),
@@ -113,7 +117,19 @@ class Host:
             journal_kib=sum(
                 file.stat().st_blocks // 2 for file in Path(self.node.state, "journal").iterdir()
             ),
+            worker=worker,
+            worker_kib=_status(worker, "VmRSS"),
+            worker_fds=sum(descriptors(worker).values()) if worker else 0,
         )
+
+    def worker(self) -> int:
+        """Returns the process id of the node's worker; 0 while there is none."""
+        socket = f"{self.node.run}/workers/0.sock"
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if socket.encode() in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
+                    return int(name)
+        return 0
 
     def slots(self) -> int:
         """Counts the slots' memory groups (or cgroup2 ones)."""
@@ -146,6 +162,8 @@ class Host:
         out += [f"process {pid} below the launcher: {_command(pid)}" for pid in _children(launcher)]
         for where in (f"{self.node.run}/container/i", f"{self.node.state}/spool"):
             out += [f"{where}/{name}" for name in os.listdir(where)]
+        if os.path.isdir(books := f"{self.node.state}/workers/0/jobs"):
+            out += [f"{books}/{name}" for name in os.listdir(books)]
         uppers = os.listdir(f"/proc/{launcher}/root/upper")
         if len(uppers) > SPARE_UPPERS_MAX:
             out.append(f"{len(uppers)} uppers")

@@ -16,11 +16,12 @@ ONE_SHOT = frozenset(
 )
 # What goes through the launcher.
 LAUNCHED = frozenset(
-    {"create", "batch", "destroy", "destroy_many", "diff", "commit", "pause", "stop"}
+    {"create", "batch", "destroy", "destroy_many", "diff", "commit", "pause", "stop", "repeat"}
 )
 # What runs inside or is recorded, and so needs the disk.
 STORED = frozenset(
     {"create", "batch", "run", "file", "tree", "stream", "diff", "commit", "session"}
+    | {"job", "hold", "repeat"}
 )
 
 

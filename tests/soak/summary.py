@@ -1,10 +1,10 @@
 """The figures of a soak: a line an epoch, and what must be flat.
 
-Held to, over the epochs of one node process after the first two (which warm it up):
+Held to, over the epochs of one process after the first two (which warm it up):
 
-- resident memory of the node and of the launcher: a least-squares slope of at most SLOPE_KIB an epoch,
-  once there are SLOPE_EPOCHS of them;
-- open descriptors of both: at most FDS_SPREAD above the lowest seen at an epoch's end (idle slots, of
+- resident memory of node, launcher and worker: a least-squares slope of at most SLOPE_KIB an epoch, once
+  there are SLOPE_EPOCHS of them;
+- open descriptors of each: at most FDS_SPREAD above the lowest seen at an epoch's end (idle slots, of
   which the launcher holds two descriptors each, are taken off);
 - threads of the node: at most THREADS_MAX;
 - the journal: at most JOURNAL_KIB at any epoch's end, for nothing lives then.
@@ -51,6 +51,7 @@ class Figures:
             f"create {rank(creates, 50) * 1e3:5.1f}/{rank(creates, 99) * 1e3:7.1f} ms, "
             f"node {sample.node_kib >> 10} MiB {sample.node_fds} fds {sample.node_threads} threads, "
             f"launcher {sample.launcher_kib >> 10} MiB {sample.launcher_fds} fds, "
+            f"worker {sample.worker_kib >> 10} MiB {sample.worker_fds} fds, "
             f"{sample.slots} slots, journal {sample.journal_kib >> 10} MiB"
         )
 
@@ -60,6 +61,7 @@ class Figures:
         for what, pid, values in (
             ("node", lambda s: s.pid, lambda s: s.node_kib),
             ("launcher", lambda s: s.launcher, lambda s: s.launcher_kib),
+            ("worker", lambda s: s.worker, lambda s: s.worker_kib),
         ):
             for _, group in groupby(self.samples, key=pid):
                 run = [values(sample) for sample in group][WARM:]
@@ -68,7 +70,8 @@ class Figures:
         late = self.samples[WARM:]
         nodes = [sample.node_fds for sample in late]
         launchers = [sample.launcher_fds - 2 * sample.slots for sample in late]
-        for what, counts in (("node", nodes), ("launcher", launchers)):
+        workers = [sample.worker_fds for sample in late if sample.worker]
+        for what, counts in (("node", nodes), ("launcher", launchers), ("worker", workers)):
             if counts and max(counts) - min(counts) > FDS_SPREAD:
                 out.append(f"the {what}'s descriptors go from {min(counts)} to {max(counts)}")
         if any(sample.node_threads > THREADS_MAX for sample in late):
@@ -83,9 +86,11 @@ class Figures:
                 out.append(f"a command's p50 went from {first * 1e3:.1f} to {last * 1e3:.1f} ms")
         return out
 
-    def summary(self, judge: Judge) -> list[str]:
-        """Prints the summary; returns every violation."""
+    def summary(self, judge: Judge, *said: str) -> list[str]:
+        """Prints the summary, with what else is said; returns every violation."""
         bad = [*judge.violations, *self.drifts()]
+        for line in filter(None, said):
+            print(line)
         for title, counts in (
             ("faults", judge.faults),
             ("done", judge.done),

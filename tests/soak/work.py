@@ -11,7 +11,7 @@ from typing import Any
 
 from skerry.errors import Fault, SkerryError
 from skerry.spec.sandbox import State
-from soak import hostile
+from soak import hostile, jobs
 from soak.client import Client, Stopped
 
 BIG = 200_000  # lines of the streamed command
@@ -381,5 +381,6 @@ SCENARIOS: dict[str, tuple[Scenario, float]] = {
     "sessions": (sessions, 1.5),
     "pauses": (pauses, 1.0),
     "stops": (stops, 0.7),
+    **jobs.SCENARIOS,
     **hostile.SCENARIOS,
 }

@@ -19,6 +19,9 @@ SAMPLE = Sample(
     launcher_fds=170,
     slots=80,
     journal_kib=32_768,
+    worker=3,
+    worker_kib=50_000,
+    worker_fds=20,
 )
 
 
@@ -34,6 +37,10 @@ def failed(kind: str, code: str, at: float, own: tuple[str, ...] = ()) -> dict:
         ("cut", "create", "conflict"),
         ("both", "run", "outcome_unknown"),
         ("disk", "destroy", "storage_failed"),  # every state can be deleted
+        ("node", "job", "unavailable"),  # the SDK repeats all that a job is asked
+        ("cut", "repeat", "unavailable"),
+        ("worker", "run", "unavailable"),  # no sandbox needs the worker
+        ("trainer", "repeat", "diverged"),
         ("node", "file", "untyped"),
     ],
 )
@@ -91,6 +98,8 @@ def test_wrong_answer_is_excused_only_by_the_faults_that_it_names() -> None:
         ({"launcher_kib": 2000}, "launcher's memory"),
         ({"node_fds": 20}, "node's descriptors"),
         ({"launcher_fds": 20}, "launcher's descriptors"),
+        ({"worker_kib": 2000}, "worker's memory"),
+        ({"worker_fds": 20}, "worker's descriptors"),
         ({"node_threads": 10}, "threads"),
         ({"journal_kib": 30_000}, "journal"),
     ],
