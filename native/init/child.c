@@ -357,10 +357,11 @@ void child_run(const struct launch *l)
 		class_set(); /* what file helpers do is asked for by the host, and short */
 	if (l->pty)
 		terminal_open(l);
-	/* Without a wish, the user's home; it may be missing or closed to the user. */
+	/* Without a wish, and for one that is relative, the user's home; it may be missing or closed to the
+	 * user. */
 	if (l->cwd_last && *l->cwd_last && !chdir(l->cwd_last))
 		my.cwd = ""; /* a session goes on where it was */
-	else if (*my.cwd ? chdir(my.cwd) : chdir(my.who.home) && chdir("/"))
+	else if ((*my.cwd != '/' && chdir(my.who.home) && chdir("/")) || (*my.cwd && chdir(my.cwd)))
 		child_fail(l->status, STEP_CWD, errno);
 	stdio_set(l);
 	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);

@@ -208,6 +208,10 @@ void file_write(char **argv)
 	}
 	if (exists && !S_ISREG(st.st_mode))
 		file_fail(S_ISDIR(st.st_mode) ? EISDIR : EINVAL, "type");
+	/* Who may write in a directory can replace a file there that is closed to him; that it is closed is
+	 * meant for him. */
+	if (exists && faccessat(dir, name, W_OK, 0))
+		file_fail(errno, "open");
 	if (strchr(argv[3], 'a'))
 		append(dir, name, mode);
 	else

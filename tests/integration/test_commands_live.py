@@ -399,3 +399,20 @@ async def test_attached_command_that_stops_reading_ends_as_it_would_in_a_pipe(sa
         await asyncio.gather(feeding, return_exceptions=True)
     assert events[-1].result.exit_code == 6
     assert b"".join(event.stdout or b"" for event in events) == b"y\n"
+
+
+# --- where they begin
+
+
+async def test_relative_directory_is_below_that_of_the_sandbox(node_client):
+    async with await node_client.sandboxes.create(workdir="/srv") as sandbox:
+        await sandbox.files.write("below/note", "here")
+        assert (await sandbox.run("pwd", cwd="below")).text == "/srv/below\n"
+        assert (await sandbox.run("pwd", cwd="/tmp")).text == "/tmp\n"
+        missing = await sandbox.run("pwd", cwd="nowhere")
+        assert missing.start_error == "cwd: No such file or directory: /srv/nowhere"
+        session = await sandbox.session("one", cwd="below")
+        assert (await session.run("pwd")).text == "/srv/below\n"
+    async with await node_client.sandboxes.create() as sandbox:
+        await sandbox.files.write("below/note", "here")
+        assert (await sandbox.run("pwd", cwd="below")).text == "/root/below\n"

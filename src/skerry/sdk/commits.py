@@ -89,7 +89,7 @@ async def fork(
         result = await _forked(transport, root, body, patience)
     except asyncio.CancelledError:
         if undo:  # nobody could ever find them
-            await _undo_quietly(transport, body.key)
+            await transport.debts.say(lambda: _undo_quietly(transport, body.key))
         raise
     errors = [item.error.to_error() for item in result.items if item.error is not None]
     infos = [item.info for item in result.items if item.info is not None]

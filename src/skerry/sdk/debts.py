@@ -1,8 +1,10 @@
-"""What a client still has to tell its node about iterations that were left early.
+"""What a client still has to tell its node about iterations and calls that were left early.
 
 Leaving `async for` by a break runs the end of its generator some time later, in a task of the loop's
 own that nothing waits for; a client that is closed at once would be faster. So what that end has to
 say is written down first, and said by whoever comes first: that end, or the closing of the client.
+A call that was cancelled may be cancelled again and again while it tidies up (AnyIO does so until the
+task has left the scope): what it has to say is said by a task of its own, and closing waits for it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ class Debts:
         debt = Debt(self._open, pay)
         self._open.add(debt)
         return debt
+
+    async def say(self, pay: Pay) -> None:
+        """Says it; one who is cancelled meanwhile does not take it back."""
+        await self.owe(pay).pay()
 
     async def pay(self) -> None:
         """Returns when everything has been said; asked on the loop on which it was owed."""

@@ -245,10 +245,13 @@ class AsyncJob(RolloutJob):
                         raise
                     await asyncio.sleep(RETRY_MAX_S / 4)
         except asyncio.CancelledError:
-            with contextlib.suppress(SkerryError, TimeoutError):
-                async with asyncio.timeout(CANCEL_WITHIN_S):
-                    await self._transport.call("DELETE", path, JobInfo, repeatable=True)
+            await self._transport.debts.say(lambda: self._stop_quietly(path))
             raise
+
+    async def _stop_quietly(self, path: str) -> None:
+        with contextlib.suppress(SkerryError, TimeoutError):
+            async with asyncio.timeout(CANCEL_WITHIN_S):
+                await self._transport.call("DELETE", path, JobInfo, repeatable=True)
 
     async def _steps(self, path: str) -> AsyncGenerator[JobStep, None]:
         chunks = self._transport.receive("POST", path)

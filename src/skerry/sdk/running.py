@@ -70,7 +70,7 @@ class Runner:
                 "POST", f"{self._root}/run?op={op}", RunResult, body=spec, repeatable=True
             )
         except asyncio.CancelledError:
-            await self.cancel_quietly(op)
+            await self._transport.debts.say(lambda: self.cancel_quietly(op))
             raise
 
     async def stream(

@@ -298,7 +298,7 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
             )
         except asyncio.CancelledError:
             if op_id is None:  # nobody could ever find it
-                await self._runner.cancel_quietly(op)
+                await self._transport.debts.say(lambda: self._runner.cancel_quietly(op))
             raise
         return AsyncCommandHandle(self._transport, self._root, status)
 
@@ -342,9 +342,11 @@ class AsyncSandbox(Identity, SandboxDisk, SandboxNetwork):
             await socket.send_bytes(encode(spec))
             yield live
         finally:
-            await live.close()
-            if live.result is None:
-                await self._runner.cancel_quietly(op)
+            try:
+                await live.close()
+            finally:
+                if live.result is None:
+                    await self._transport.debts.say(lambda: self._runner.cancel_quietly(op))
 
     async def ops(self) -> list[OpStatus]:
         """Returns the operations it has had, oldest first."""

@@ -55,7 +55,7 @@ class AsyncSandboxes:
             info = await create_as(self._transport, spec, Patience(wait))
         except asyncio.CancelledError:
             if key is None:  # nobody could ever find it
-                await self._undo_quietly(spec)
+                await self._transport.debts.say(lambda: self._undo_quietly(spec))
             raise
         return AsyncSandbox(self._transport, info)
 
@@ -100,7 +100,7 @@ class AsyncSandboxes:
         try:
             items = await self.create_batch(spec, count, all_or_nothing=True, wait=wait)
         except asyncio.CancelledError:
-            await self._undo_batch(spec.key or "", ())
+            await self._transport.debts.say(lambda: self._undo_batch(spec.key or "", ()))
             raise
         made = []
         for item in items:

@@ -64,6 +64,19 @@ def test_words_run_as_the_user_for_whom_they_act(client: Client) -> None:
     assert records(op.stdout)[b"/tmp/mine"][2:4] == (1000, 1001)
 
 
+def test_file_that_is_closed_to_its_user_is_not_replaced(client: Client) -> None:
+    """The directory would allow it, as a new file is renamed into the old one's place."""
+    shell(client, "mkdir -m 777 /tmp/open; cd /tmp/open; echo old > kept; chmod 444 kept")
+    shell(client, "cd /tmp/open; chown 1000:1000 kept; ln -s kept link")
+    for path in ("/tmp/open/kept", "/tmp/open/link"):
+        for flags in ("-", "k", "a", "p"):
+            op = client.file("write", path, "644", flags, stdin_data=b"new", user="1000:1000")
+            assert failed(op) == (errno.EACCES, "open")
+    assert client.file("read", "/tmp/open/kept", "0", "-1").stdout == b"old\n"
+    client.file("write", "/tmp/open/kept", "644", "k", stdin_data=b"root may")
+    assert client.file("read", "/tmp/open/kept", "0", "-1").stdout == b"root may"
+
+
 def test_fifo_and_device_do_not_hang_reads(client: Client) -> None:
     shell(client, "mkfifo /tmp/fifo")
     assert failed(client.file("read", "/tmp/fifo", "0", "-1", timeout_ms=5000))[0] == errno.EINVAL

@@ -144,6 +144,17 @@ def test_what_cannot_start_says_why(
     assert not op.started
 
 
+def test_relative_directory_is_below_the_home_of_its_user(client: Client) -> None:
+    home = client.run("sh", "-c", "cd; pwd", user="games").stdout.strip()
+    assert home == b"/usr/games"
+    assert client.run("sh", "-c", "pwd", cwd="../lib", user="games").stdout == b"/usr/lib\n"
+    homeless = client.run("sh", "-c", "pwd", cwd="etc", user="4242:17")
+    assert homeless.stdout == b"/etc\n"
+    op = client.run("true", cwd="below", user="games")
+    assert op.done is not None
+    assert (op.done[ERROR_STEP], op.done[ERRNO]) == ("cwd", errno.ENOENT)
+
+
 def test_users_get_their_groups_and_home(client: Client) -> None:
     client.file(
         "write",

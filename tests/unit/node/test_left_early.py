@@ -91,3 +91,44 @@ async def test_command_that_is_still_waited_for_when_its_client_is_closed_is_can
         with pytest.raises(asyncio.CancelledError):
             await waiting
         await api.call("DELETE", f"/v1/sandboxes/{sandbox.id}")
+
+
+async def _cancel_until_done(task: asyncio.Task) -> None:
+    """Cancels as AnyIO does: again at each turn of the loop, until the task has left its scope."""
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0)
+
+
+async def test_command_whose_caller_is_cancelled_again_and_again_ends(stand) -> None:
+    async with stand.serving(limits=Limits(**FREE)) as (node, _), sandboxes_of(node) as sandboxes:
+        sandbox = await sandboxes.create()
+        for ask in (sandbox.run, _listen(sandbox)):
+            task = asyncio.create_task(ask("sleep 1000"))
+            await until(lambda: node.admission.operations == 1)
+            await _cancel_until_done(task)
+            await until(lambda: node.admission.operations == 0)
+
+
+def _listen(sandbox):
+    async def ask(line: str) -> None:
+        async for _ in sandbox.stream(line):
+            pass
+
+    return ask
+
+
+async def test_creates_that_are_cancelled_again_and_again_leave_nothing(stand) -> None:
+    async with stand.serving(limits=Limits(**FREE)) as (node, _):
+        stand.backend.knobs.slow_create_s = 0.3
+        async with sandboxes_of(node) as sandboxes:
+            for make in (sandboxes.create, lambda: sandboxes.create_many(3)):
+                task = asyncio.create_task(make())
+                await until(lambda: len(node.sandboxes) > 0)
+                await _cancel_until_done(task)
+                await until(lambda: len(node.sandboxes) == 0)
+            # Closing the client waits for what is still to be said.
+            task = asyncio.create_task(sandboxes.create())
+            await until(lambda: len(node.sandboxes) > 0)
+            await _cancel_until_done(task)
+        assert len(node.sandboxes) == 0

@@ -103,7 +103,7 @@ def operation(
         op_id=op,
         argv=tuple(map(os.fsencode, argv)),
         env=tuple(os.fsencode(f"{name}={value}") for name, value in env.items()),
-        cwd=os.fsencode(cwd) if (cwd := spec.cwd or sandbox.workdir) else None,
+        cwd=directory(spec.cwd, sandbox.workdir),
         user=os.fsencode(spec.user or sandbox.user or "root"),
         timeout_ms=milliseconds(spec.timeout_s),
         no_output_ms=milliseconds(spec.no_output_timeout_s),
@@ -112,6 +112,14 @@ def operation(
         merge=spec.merge_stderr,
         terminal=None if terminal is None else (terminal.rows, terminal.cols),
     )
+
+
+def directory(asked: str | None, workdir: str | None) -> bytes | None:
+    """Returns where it begins; what is still relative then is so to the home of its user."""
+    cwd = asked or workdir
+    if asked and workdir:
+        cwd = os.path.join(workdir, asked)
+    return os.fsencode(cwd) if cwd else None
 
 
 def milliseconds(seconds: float | None) -> int:
@@ -140,7 +148,8 @@ def start_error(
             else (f"user: {reason}: {user}")
         )
     if step == "cwd":
-        return f"cwd: {reason}: {spec.cwd or sandbox.workdir or '/'}"
+        cwd = directory(spec.cwd, sandbox.workdir)
+        return f"cwd: {reason}: {os.fsdecode(cwd or b'/')}"
     if step == "exec":
         program = spec.argv[0] if spec.argv else shell
         return f"exec: {reason}: {program[:PROGRAM_SHOWN]}"

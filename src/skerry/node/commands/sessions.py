@@ -285,14 +285,13 @@ def _operation(session: Session, sandbox: Sandbox) -> Operation:
     spec = session.spec
     inside = sandbox.inside_spec
     env = inside.env | spec.env
-    cwd = spec.cwd or inside.workdir
     return Operation(
         handle=session.handle,
         op_id=session.op,
         kind=Kind.SESSION,
         argv=tuple(map(os.fsencode, shells.argv(session.shell))),
         env=tuple(os.fsencode(f"{name}={value}") for name, value in env.items()),
-        cwd=os.fsencode(cwd) if cwd else None,
+        cwd=command.directory(spec.cwd, inside.workdir),
         user=os.fsencode(spec.user or inside.user or "root"),
     )
 
@@ -305,7 +304,8 @@ def _not_opened(outcome: Outcome, spec: SessionSpec, sandbox: Sandbox) -> Skerry
             return InvalidRequest(f"user: unknown user {user}")
         return InvalidRequest(f"user: {reason}: {user}")
     if outcome.error_step == "cwd":
-        return InvalidRequest(f"cwd: {reason}: {spec.cwd or sandbox.inside_spec.workdir or '/'}")
+        cwd = command.directory(spec.cwd, sandbox.inside_spec.workdir)
+        return InvalidRequest(f"cwd: {reason}: {os.fsdecode(cwd or b'/')}")
     if outcome.error_step == "exec":
         return InvalidRequest(f"shell: {reason}: {spec.shell}")
     return SandboxFailed(f"the session's shell did not start: {outcome.error_step}: {reason}")
