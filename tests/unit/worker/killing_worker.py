@@ -1,6 +1,8 @@
-"""A worker's process that kills itself at the n-th record of its journal, before it is written or after.
+"""A worker's process that kills itself at a record of its journal, before it is written or after.
 
-python killing_worker.py TOP N before|after        (N 0: it does not)
+python killing_worker.py TOP N before|after [KIND,...]
+
+That is its n-th record (0: none), or the first of one of the kinds.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from skerry.trajectory.journal import journal
 from skerry.worker.service.main import serve
 
 top, left, moment = Path(sys.argv[1]), [int(sys.argv[2])], sys.argv[3]
+wanted = frozenset(sys.argv[4].split(",")) if len(sys.argv) > 4 else frozenset()
 append = journal.Journal.append
 
 
@@ -29,10 +32,11 @@ def die(kind: str) -> None:
 
 def append_at(self: Any, subject: str, kind: str, data: Any) -> Any:
     left[0] -= 1
-    if left[0] == 0 and moment == "before":
+    now = left[0] == 0 or kind in wanted
+    if now and moment == "before":
         die(kind)
     position = append(self, subject, kind, data)
-    if left[0] == 0:
+    if now:
         die(kind)
     return position
 

@@ -17,7 +17,7 @@ from skerry.errors import StorageFailed
 from skerry.spec.worker import AnswerUrl
 from skerry.trajectory.rollouts.job_log import JobLog
 from skerry.worker.model.handler import RELAYS_MAX
-from skerry.worker.service import delivery, service
+from skerry.worker.service import delivery, desk
 
 
 @pytest.fixture
@@ -87,13 +87,13 @@ async def test_a_log_that_takes_no_bodies_costs_no_agent_an_answer(
 async def test_a_page_of_requests_is_bounded_and_the_rest_comes_next(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "PAGE_BYTES_MAX", 10)
+    monkeypatch.setattr(desk, "PAGE_BYTES_MAX", 10)
     async with world.worker() as running, world.trainer() as job, asyncio.timeout(60):
         runner = running.submit(world.submit(n=4, concurrency=4))
         version = 0
         while (signal := await job.signal(version=version, wait=5.0)).waiting < 4:
             version = signal.version
-        page = await running.poll("j", "a", 4, 0.0)
+        page = await running.desk.poll("j", "a", 4, 0.0)
         assert (len(page.requests), runner.requests.held) == (1, 1)
         runner.requests.check_invariants()
         await world.sample(job)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,17 @@ KINDS = {
 }
 
 
-async def life(world: World, number: int, moment: str, ended: asyncio.Event) -> str:
-    """One life of the worker; returns where it died, "" if it came to the job's end."""
+async def life(
+    world: World, number: int, moment: str, ended: asyncio.Event, wanted: Iterable[str] = ()
+) -> str:
+    """One life of the worker; returns where it died, "" if it came to the job's end.
+
+    It dies at the n-th record, or at the first of a wanted kind.
+    """
     died = world.top / "died"
     died.unlink(missing_ok=True)
     argv = [sys.executable, str(HERE / "killing_worker.py"), str(world.top), str(number), moment]
+    argv += [",".join(wanted)] if wanted else []
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=subprocess.DEVNULL, env={"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin"}
     )
@@ -78,7 +85,8 @@ async def test_a_worker_killed_at_every_record_restarts_and_doubles_nothing(tmp_
         training.add_done_callback(lambda _: ended.set())
         for number in range(LIVES_MAX):
             moment = "before" if number % 2 else "after"
-            where = await life(world, 1 + number % 3, moment, ended)
+            wanted = KINDS - {where.split()[1] for where in died}
+            where = await life(world, 1 + number % 3, moment, ended, sorted(wanted))
             if not where:
                 break
             died.add(where)

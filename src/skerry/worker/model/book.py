@@ -30,6 +30,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, tag="asked"):
     relay: str  # how the node names the request that it relays
     body: bytes  # JSON, as the scaffold sent it
     at: float  # seconds since 1970
+    stream: bool = False  # how the answer is to be given
+    usage: bool = False  # at the end of the stream
 
 
 class Again(msgspec.Struct, frozen=True, kw_only=True, tag="again"):
@@ -86,7 +88,10 @@ class Book(Protocol):
         ...
 
     def notes(self, rollout: str) -> Iterable[Note]:
-        """Returns all notes of the rollout in order; asked once, unless the handler forgets it."""
+        """Returns all notes of the rollout in order; asked once, unless the handler forgets it.
+
+        Bodies may be left out of them.
+        """
         ...
 
     async def note(self, rollout: str, notes: Sequence[Note]) -> None:

@@ -22,7 +22,8 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,6 +31,7 @@ from aiohttp import web
 
 from skerry.errors import InvalidRequest, NotFound, SkerryError
 from skerry.wire.relay import HANDED, REQUEST, RESUME, SANDBOX, WAITING, handed_pair
+from skerry.worker.aside import BYTES_MAX, Aside
 from skerry.worker.model import events
 from skerry.worker.model.answers import TRANSIENT, error_body
 from skerry.worker.model.book import Answer, Asked, Book, Call, Failed, Handed, Note
@@ -38,6 +40,7 @@ from skerry.worker.model.ordinals import Incoming, Ordinals
 
 RETRY = "X-Stainless-Retry-Count"
 RELAYS_MAX = 1024  # named in one header
+LONG_AT_ONCE = 2  # bodies beyond BYTES_MAX that are in this process before they are on record
 _RELAY = re.compile(r"[0-9a-f]{32}")
 _CALLS = {
     "/model/v1/chat/completions": Call.CHAT,
@@ -52,11 +55,20 @@ class Shape(NamedTuple):
     stream: bool
     usage: bool  # at the end of the stream
 
-    @classmethod
-    def of(cls, call: Call, body: dict[str, Any]) -> Shape:
-        """Returns what the body of a request asks for."""
-        options = body.get("stream_options") or {}
-        return cls(call, bool(body.get("stream")), bool(options.get("include_usage")))
+
+class Read(NamedTuple):
+    """What is taken from the body of a request."""
+
+    digest: str
+    shape: Shape
+
+
+def read(call: Call, body: bytes) -> Read:
+    """Returns what a request says; raises InvalidRequest for what is none. Pure."""
+    parsed = parse(call, body)
+    options = parsed.get("stream_options") or {}
+    shape = Shape(call, bool(parsed.get("stream")), bool(options.get("include_usage")))
+    return Read(digest(call, parsed), shape)
 
 
 class Rollout:
@@ -66,6 +78,7 @@ class Rollout:
         self.ordinals = Ordinals()
         self.shapes: list[Shape] = []  # by ordinal
         self.turn = asyncio.Lock()
+        self.reading = asyncio.Lock()  # one of its long bodies at a time
         self.apply(notes)
 
     def apply(self, notes: Iterable[Note]) -> None:
@@ -73,14 +86,16 @@ class Rollout:
         for note in notes:
             self.ordinals.apply((note,))
             if isinstance(note, Asked):
-                self.shapes.append(Shape.of(note.call, parse(note.call, note.body)))
+                self.shapes.append(Shape(note.call, note.stream, note.usage))
 
 
 class ModelHandler:
     """Serves the model's calls of all rollouts of a book."""
 
-    def __init__(self, book: Book, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, book: Book, aside: Aside, *, now: Callable[[], float] = time.time) -> None:
         self._book = book
+        self._aside = aside
+        self._long = asyncio.Semaphore(LONG_AT_ONCE)
         self._now = now
         self._rollouts: dict[str, Rollout] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -105,19 +120,36 @@ class ModelHandler:
     async def _ask(self, request: web.Request) -> web.StreamResponse:
         name, rollout = self._rollout(request)
         call = _CALLS[request.path]
-        body = await _read(request)
-        parsed = parse(call, body)
-        incoming = Incoming(
-            call=call,
-            digest=digest(call, parsed),
-            relay=_relay(request),
-            body=body,
-            retry=_retries(request),
-            waiting=frozenset(_listed(request, WAITING)),
-            handed=_handed(request),
-        )
-        await self._whole(self._place(name, rollout, incoming))
+        async with self._room(rollout, request.content_length):
+            body = await _read(request)
+            found = await self._aside.call(len(body), read, call, body)
+            incoming = Incoming(
+                call=call,
+                digest=found.digest,
+                relay=_relay(request),
+                body=body,
+                stream=found.shape.stream,
+                usage=found.shape.usage,
+                retry=_retries(request),
+                waiting=frozenset(_listed(request, WAITING)),
+                handed=_handed(request),
+            )
+            place = rollout.ordinals.place
+            await self._record(name, rollout, lambda: place(incoming, self._now())[1])
         return web.Response(status=202)
+
+    @asynccontextmanager
+    async def _room(self, rollout: Rollout, length: int | None) -> AsyncIterator[None]:
+        """Room for a body of that length, for a block: long ones come one after the other.
+
+        They wait where the node holds them. A rollout has one turn among all: what one sends at once
+        keeps the others waiting for one body only.
+        """
+        if length is not None and length <= BYTES_MAX:
+            yield
+            return
+        async with rollout.reading, self._long:
+            yield
 
     async def _wait(self, request: web.Request) -> web.StreamResponse:
         name, rollout = self._rollout(request)
@@ -126,16 +158,19 @@ class ModelHandler:
             raise NotFound("this request was never asked here")
         answer = await self._book.answer(name, ordinal)
         if answer.status in TRANSIENT and not rollout.ordinals.failed(ordinal):
-            await self._whole(self._fail(name, rollout, ordinal))
-        kind, data = _rendered(rollout.shapes[ordinal], answer)
-        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+            await self._record(name, rollout, lambda: _failed(rollout, ordinal))
+        kind, data, tag = await self._aside.call(
+            len(answer.body), rendered, rollout.shapes[ordinal], answer
+        )
+        headers = {"ETag": f'"{tag}"'}
         if self._book.resumes(name):
             headers[RESUME] = "1"
         return web.Response(status=answer.status, body=data, content_type=kind, headers=headers)
 
     async def _handed(self, request: web.Request) -> web.StreamResponse:
         name, rollout = self._rollout(request)
-        await self._whole(self._note_handed(name, rollout, _handed(request)))
+        handed = _handed(request)
+        await self._record(name, rollout, lambda: rollout.ordinals.news(handed))
         return web.Response(status=204)
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
@@ -175,33 +210,29 @@ class ModelHandler:
             rollout = self._rollouts[name] = Rollout(self._book.notes(name))
         return name, rollout
 
-    async def _place(self, name: str, rollout: Rollout, incoming: Incoming) -> None:
-        async with rollout.turn:
-            _, notes = rollout.ordinals.place(incoming, self._now())
-            if notes:
-                await self._book.note(name, notes)
-                rollout.apply(notes)
+    async def _record(
+        self, name: str, rollout: Rollout, decide: Callable[[], Sequence[Note]]
+    ) -> None:
+        """Decides, records what was decided, and takes it in: one after the other, and never cut in two.
 
-    async def _fail(self, name: str, rollout: Rollout, ordinal: int) -> None:
-        async with rollout.turn:
-            if not rollout.ordinals.failed(ordinal):
-                notes = [Failed(ordinal=ordinal)]
-                await self._book.note(name, notes)
-                rollout.apply(notes)
+        A client that leaves cuts its handler, not this.
+        """
 
-    async def _note_handed(self, name: str, rollout: Rollout, handed: tuple[Handed, ...]) -> None:
-        async with rollout.turn:
-            notes = rollout.ordinals.news(handed)
-            if notes:
-                await self._book.note(name, notes)
-                rollout.apply(notes)
+        async def whole() -> None:
+            async with rollout.turn:
+                notes = decide()
+                if notes:
+                    await self._book.note(name, notes)
+                    rollout.apply(notes)
 
-    async def _whole(self, work: Any) -> None:
-        """Does what must not be cut in two: a client that leaves cuts its handler."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(whole())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         await asyncio.shield(task)
+
+
+def _failed(rollout: Rollout, ordinal: int) -> Sequence[Note]:
+    return () if rollout.ordinals.failed(ordinal) else (Failed(ordinal=ordinal),)
 
 
 def failure(error: SkerryError) -> web.Response:
@@ -216,12 +247,13 @@ def failure(error: SkerryError) -> web.Response:
     return _json(status, error_body(status, error.message, error.code), headers)
 
 
-def _rendered(shape: Shape, answer: Answer) -> tuple[str, bytes]:
-    """Returns the media type and the bytes of an answer; the same each time."""
-    if answer.status != 200 or not shape.stream:
-        return "application/json", answer.body
-    whole = msgspec.json.decode(answer.body)
-    return "text/event-stream", events.render(shape.call, whole, usage=shape.usage)
+def rendered(shape: Shape, answer: Answer) -> tuple[str, bytes, str]:
+    """Returns the media type and the bytes of an answer, and their digest; the same each time. Pure."""
+    kind, data = "application/json", answer.body
+    if answer.status == 200 and shape.stream:
+        whole = msgspec.json.decode(answer.body)
+        kind, data = "text/event-stream", events.render(shape.call, whole, usage=shape.usage)
+    return kind, data, hashlib.sha256(data).hexdigest()
 
 
 def _json(status: int, value: Any, headers: dict[str, str] | None = None) -> web.Response:

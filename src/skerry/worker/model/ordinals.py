@@ -34,6 +34,8 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     relay: str
     body: bytes
+    stream: bool = False
+    usage: bool = False
     retry: bool = False  # the client says that it tries again
     waiting: frozenset[str] = frozenset()  # relays whose clients are there and have no whole answer
     handed: tuple[Handed, ...] = ()
@@ -111,6 +113,8 @@ class Ordinals:
                 relay=incoming.relay,
                 body=incoming.body,
                 at=at,
+                stream=incoming.stream,
+                usage=incoming.usage,
             )
         )
         return ordinal, notes

@@ -122,7 +122,10 @@ class Api:
         consumer = check_consumer(request.query.get("consumer", ""))
         most = min(_int(request, "max", 1), REQUESTS_AT_ONCE_MAX)
         got = _int(request, "got", 0) if "got" in request.query else None
-        return await self._service.poll(self._job(request), consumer, most, _wait(request), got)
+        packed, wait_s = _packed(request), _wait(request)
+        return await self._service.desk.poll(
+            self._job(request), consumer, most, wait_s, got, packed=packed
+        )
 
     async def _attach(self, request: web.Request) -> Any:
         consumer = check_consumer(request.query.get("consumer", ""))
@@ -132,7 +135,7 @@ class Api:
     async def _answer(self, request: web.Request) -> Any:
         body = await _body(request, AnswerBody, ANSWER_BYTES_MAX)
         job, name = self._job(request), request.match_info["request"]
-        return self._service.answer(job, name, body.answer)
+        return await self._service.desk.answer(job, name, body.answer)
 
     async def _signal(self, request: web.Request) -> Any:
         job = self._job(request)
@@ -181,12 +184,16 @@ def _failure(request: web.Request, error: SkerryError) -> web.Response:
 
 
 def _encoded(request: web.Request, status: int, value: Any) -> web.Response:
-    packed = MSGPACK in request.headers.get("Accept", "")
+    packed = _packed(request)
     return web.Response(
         status=status,
         body=_pack(value) if packed else _json(value),
         content_type=MSGPACK if packed else "application/json",
     )
+
+
+def _packed(request: web.Request) -> bool:
+    return MSGPACK in request.headers.get("Accept", "")
 
 
 async def _body(request: web.Request, kind: type[T], bytes_max: int) -> T:

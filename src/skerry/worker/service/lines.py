@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 
 from skerry.errors import Conflict, NotFound, SkerryError, StorageFailed, Unauthorized
 from skerry.spec.worker import request_id
+from skerry.worker.aside import BYTES_MAX, Aside
 from skerry.worker.clock import ActClock
 from skerry.worker.memory import NotRecorded, Several, Standstill, Stilled
 from skerry.worker.model.book import Answer, Asked, Note
@@ -53,6 +54,7 @@ class Line:
         memory: Remembered,
         requests: Requests,
         *,
+        aside: Aside,
         token: str,
         models: Sequence[str],
         pause_after_s: float,
@@ -60,7 +62,7 @@ class Line:
     ) -> None:
         self.number = number
         self.memory = memory
-        self.teller = Teller(rollout, memory)
+        self.teller = Teller(rollout, memory, aside)
         self.sandbox_id = memory.sandbox or ""
         self.token = token
         self.models = models
@@ -185,7 +187,8 @@ class Line:
 class Lines:
     """All lines of a worker: the `Book` of `worker.model`."""
 
-    def __init__(self, forget: Callable[[str], None]) -> None:
+    def __init__(self, forget: Callable[[str], None], aside: Aside) -> None:
+        self.aside = aside
         self._by_sandbox: dict[str, Line] = {}
         self._forget = forget
 
@@ -256,7 +259,11 @@ class Lines:
 
     async def note(self, rollout: str, notes: Sequence[Note]) -> None:
         """Records."""
-        self._line(rollout).note(notes)
+        line = self._line(rollout)
+        for note in notes:
+            if isinstance(note, Asked) and len(note.body) > BYTES_MAX:
+                await line.memory.write_ahead(note)
+        line.note(notes)
 
     async def answer(self, rollout: str, ordinal: int) -> Answer:
         """Returns the recorded answer."""

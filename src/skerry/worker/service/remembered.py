@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import shutil
@@ -36,11 +37,13 @@ class Remembered(Memory):
         self._noted: list[Position] = []  # what the model's side noted in this attempt, in order
         self._answers: dict[int, Position] = {}
         self._asked: dict[int, Position] = {}
+        self._ahead: dict[Path, bytes] = {}  # what `write_ahead` has written
         super().__init__()
 
     def _clear(self) -> None:
         super()._clear()
         self._noted.clear()
+        self._ahead.clear()
         self._answers.clear()
         self._asked.clear()
 
@@ -55,6 +58,12 @@ class Remembered(Memory):
             raise NotRecorded(error.message) from error
         self.apply(slim)
         self._place(slim, position)
+
+    async def write_ahead(self, entry: Asked) -> None:
+        """Writes a long body in a thread, for a `note` that follows; StorageFailed."""
+        path = self._body(entry)
+        await asyncio.to_thread(put, path, entry.body)
+        self._ahead[path] = entry.body
 
     def submit(self, submission: Submission) -> None:
         """Records what is graded, in a file of its own."""
@@ -71,7 +80,9 @@ class Remembered(Memory):
         if isinstance(entry, Several):
             return Several(notes=tuple(self._slim(note) for note in entry.notes))  # type: ignore[misc]
         if isinstance(entry, Asked | Given) and len(entry.body) > INLINE_BYTES:
-            put(self._body(entry), entry.body)
+            path = self._body(entry)
+            if self._ahead.pop(path, None) is not entry.body:
+                put(path, entry.body)
             return msgspec.structs.replace(entry, body=b"")
         return entry
 
@@ -103,7 +114,7 @@ class Remembered(Memory):
                     self._asked[note.ordinal] = position
 
     def notes(self) -> Iterator[Note]:
-        """Yields what the model's side noted in this attempt, whole, in order."""
+        """Yields what the model's side noted in this attempt, in order, without long bodies."""
         for position in list(self._noted):
             yield from self._notes_at(position)
 
@@ -113,7 +124,7 @@ class Remembered(Memory):
             raise NotFound(f"the request {ordinal} was never made")
         for note in self._notes_at(self._asked[ordinal]):
             if isinstance(note, Asked) and note.ordinal == ordinal:
-                return note
+                return msgspec.structs.replace(note, body=self._whole(note))
         raise NotFound(f"the request {ordinal} was never made")
 
     def answer(self, ordinal: int) -> Given:
@@ -125,12 +136,7 @@ class Remembered(Memory):
 
     def _notes_at(self, position: Position) -> Iterator[Note]:
         entry = msgspec.convert(self._journal.read(position).data, Entry)
-        notes = entry.notes if isinstance(entry, Several) else (entry,)
-        for note in notes:
-            if isinstance(note, Asked):
-                yield msgspec.structs.replace(note, body=self._whole(note))
-            else:
-                yield note
+        yield from entry.notes if isinstance(entry, Several) else (entry,)
 
     def _whole(self, entry: Asked | Given) -> bytes:
         if entry.body:

@@ -318,6 +318,7 @@ class Runner:
             rollout,
             memory,
             self.requests,
+            aside=self._all_lines.aside,
             token=token_of(self.book.sheet.secret, rollout, memory.attempt),
             models=(settings.model,) if settings is not None else ("default",),
             pause_after_s=self.submit.pause_after_s,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import secrets
 import time
@@ -12,38 +11,27 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from skerry.errors import Conflict, NotFound, SkerryError, StorageFailed
+from skerry.errors import Conflict, NotFound, SkerryError
 from skerry.spec.worker import (
     LogPage,
-    ModelRequest,
-    RequestPage,
     ResultPage,
     Signal,
     Submit,
-    Taken,
-    parse_request_id,
-    request_id,
-    rollout_id,
 )
+from skerry.worker.aside import Aside
 from skerry.worker.downloads import Downloads
-from skerry.worker.memory import Given, NotRecorded
-from skerry.worker.model.answers import complete
-from skerry.worker.model.book import Asked
 from skerry.worker.model.handler import ModelHandler
 from skerry.worker.ports import Client
 from skerry.worker.service import views
 from skerry.worker.service.book import Book, Sheet
 from skerry.worker.service.delivery import Delivery
+from skerry.worker.service.desk import Desk
 from skerry.worker.service.lines import Lines
-from skerry.worker.service.requests import Name
 from skerry.worker.service.runner import Runner, policies_of
 from skerry.worker.service.source import JobSource
 
 log = logging.getLogger("skerry.worker")
 JOBS_MAX = 10_000
-PAGE_BYTES_MAX = 16 << 20  # of the bodies in one page of requests; the first is always in it
 LOOK_S = 0.5  # between two looks at all lines
 LOOK_AT_JOBS_S = 2.0
 TURNS_AT_ONCE = 16  # sandboxes that are paused or resumed
@@ -70,8 +58,10 @@ class Service:
         self._worker = worker
         self._clock = clock
         self.book = Book.open(state, now_ns=time.time_ns)
-        self.lines = Lines(self._forget_line)
-        self.model = ModelHandler(self.lines, now=clock)
+        self.aside = Aside()
+        self.lines = Lines(self._forget_line, self.aside)
+        self.model = ModelHandler(self.lines, self.aside, now=clock)
+        self.desk = Desk(self.runner, self.aside, clock)
         self._runners: dict[str, Runner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -109,6 +99,7 @@ class Service:
                     for task in [*looking, *self._tasks.values()]:
                         task.cancel()
         finally:
+            await self.aside.close()
             for runner in self._runners.values():
                 runner.close()
             self.book.close()
@@ -254,95 +245,6 @@ class Service:
                 await asyncio.sleep(LEAVE_AGAIN_S)
 
     # --- the trainer -----------------------------------------------------------------------------
-
-    async def poll(
-        self, job: str, consumer: str, most: int, wait_s: float, got: int | None = None
-    ) -> RequestPage:
-        """Returns requests, leased to the consumer; see `Requests.poll`."""
-        runner = self.runner(job)
-        taken = await runner.requests.poll(consumer, most, wait_s, got)
-        found: list[ModelRequest] = []
-        size = 0
-        for place, (name, waiting) in enumerate(taken):
-            asked = self.asked(runner, name)
-            if asked is None:  # its rollout went on meanwhile
-                runner.requests.remove(name)
-                continue
-            size += len(asked.body)
-            if found and size > PAGE_BYTES_MAX:
-                for rest, _ in taken[place:]:
-                    runner.requests.give_back(rest)
-                break
-            found.append(self._told(runner, name, asked, waiting.deliveries))
-        turn = runner.requests.turn(consumer) if taken else got or 0
-        return RequestPage(tuple(found), ended=runner.over, turn=turn)
-
-    def asked(self, runner: Runner, name: Name) -> Asked | None:
-        """Returns a request as it came; None if nobody waits for its answer any more."""
-        memory = runner.book.open.get(name.number)
-        if memory is None or memory.attempt != name.attempt or name.ordinal not in memory.open:
-            return None
-        return memory.request(name.ordinal)
-
-    def _told(self, runner: Runner, name: Name, asked: Asked, deliveries: int) -> ModelRequest:
-        job = runner.submit.job
-        return ModelRequest(
-            id=request_id(*name),
-            job=job,
-            rollout=rollout_id(job, name.number),
-            number=name.number,
-            attempt=name.attempt,
-            ordinal=name.ordinal,
-            task=runner.submit.tasks[runner.task_of(name.number)].id,
-            policy=runner.policy_of(name.number).name,
-            endpoint=str(asked.call),
-            body=msgspec.json.decode(asked.body),
-            digest=asked.digest,
-            asked=asked.at,
-            deliveries=deliveries,
-        )
-
-    def answer(self, job: str, request: str, given: Any) -> Taken:
-        """Records an answer and lets the agent have it; the first one wins.
-
-        Raises InvalidRequest for what is no answer, NotFound for what was never asked, Conflict if
-        another answer is on record, StorageFailed.
-        """
-        runner = self.runner(job)
-        name = Name(*parse_request_id(request))
-        memory = runner.book.open.get(name.number)
-        if memory is None or memory.attempt > name.attempt or memory.acted is not None:
-            if name.number not in runner.submit.numbers():
-                raise NotFound(f"there is no request {request}")
-            return Taken(id=request, first=False, needed=False)
-        if memory.attempt < name.attempt or name.ordinal >= memory.asked:
-            raise NotFound(f"there is no request {request}")
-        whole = complete(memory.request(name.ordinal), given)
-        digest = hashlib.sha256(f"{whole.status} ".encode() + whole.body).hexdigest()
-        known = memory.given.get(name.ordinal)
-        if known is not None:
-            if known.digest != digest:
-                raise Conflict(f"the request {request} has another answer")
-            return Taken(id=request, first=False)
-        line = runner.lines.get(name.number)
-        active_s = line.active_s if line is not None else memory.active_s
-        entry = Given(
-            ordinal=name.ordinal,
-            status=whole.status,
-            digest=digest,
-            at=self._clock(),
-            active_s=active_s,
-            body=whole.body,
-        )
-        try:
-            memory.note(entry)
-        except NotRecorded as error:
-            raise StorageFailed(str(error)) from error
-        runner.requests.remove(name)
-        if line is not None:
-            line.given(name.ordinal)
-        runner.answered(name, entry)
-        return Taken(id=request, first=True)
 
     def attach(self, job: str, consumer: str) -> None:
         """What other consumers hold waits again: they are taken to be gone."""

@@ -28,7 +28,7 @@ class JobSource:
             taken = await requests.poll(DELIVERER, 1, 10.0)
             for name, _ in taken:
                 try:
-                    asked = self._service.asked(self._runner, name)
+                    asked = self._service.desk.asked(self._runner, name)
                 except SkerryError:
                     requests.give_back(name)
                     raise
@@ -38,7 +38,7 @@ class JobSource:
 
     async def give(self, name: Name, answer: Any) -> None:
         """Records an answer."""
-        self._service.answer(self._runner.submit.job, request_id(*name), answer)
+        await self._service.desk.answer(self._runner.submit.job, request_id(*name), answer)
 
     def return_(self, name: Name) -> None:
         """It waits again."""

@@ -13,6 +13,7 @@ import logging
 
 from skerry.errors import Fault, SkerryError
 from skerry.integrity.conduct import DEEDS_MAX, TOTAL_MAX
+from skerry.worker.aside import Aside
 from skerry.worker.ids import asked_id
 from skerry.worker.memory import Given, NodeAway, NotRecorded, Told
 from skerry.worker.model import telling
@@ -23,13 +24,13 @@ from skerry.worker.service.remembered import Remembered
 log = logging.getLogger("skerry.worker")
 AGAIN_FIRST_S = 0.5
 AGAIN_MAX_S = 30.0
-ASIDE_BYTES = 256 << 10  # of bodies, beyond which a thread reads them
 
 
 class Teller:
     """Of one attempt. Invariant: an ordinal in the queue has an answer and is not `told`."""
 
-    def __init__(self, rollout: str, memory: Remembered) -> None:
+    def __init__(self, rollout: str, memory: Remembered, aside: Aside) -> None:
+        self._aside = aside
         self._rollout = rollout
         self._memory = memory
         self._queue = {one: None for one in memory.given if one not in memory.told}
@@ -111,12 +112,11 @@ class Teller:
         asked = memory.request(ordinal)
         given = memory.answer(ordinal) if ordinal in memory.given else None
         size = len(asked.body) + (len(given.body) if given is not None else 0)
-        if size <= ASIDE_BYTES:
-            return _both(memory.attempt, asked, given)
-        return await asyncio.to_thread(_both, memory.attempt, asked, given)
+        return await self._aside.call(size, both, memory.attempt, asked, given)
 
 
-def _both(attempt: int, asked: Asked, given: Given | None) -> tuple[telling.Told, str]:
+def both(attempt: int, asked: Asked, given: Given | None) -> tuple[telling.Told, str]:
+    """Returns what is told of a request, and what its answer had the agent do. Pure."""
     event = telling.told(attempt, asked, given)
     if given is None or given.status != 200:
         return event, ""

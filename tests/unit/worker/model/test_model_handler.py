@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from aiohttp import web
 from memory_book import MemoryBook
 
 from skerry.errors import StorageFailed
+from skerry.worker.aside import BYTES_MAX, Aside
+from skerry.worker.model.book import Note
 from skerry.worker.model.handler import ModelHandler
 
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "2 + 2?"}]}
@@ -60,10 +64,13 @@ async def _content(response: aiohttp.ClientResponse) -> Any:
 
 
 @asynccontextmanager
-async def serving(book: MemoryBook, place: Path) -> AsyncIterator[Callable[[str], Relay]]:
+async def serving(
+    book: MemoryBook, place: Path, aside: Aside | None = None
+) -> AsyncIterator[Callable[[str], Relay]]:
     """A worker's socket in front of the book; afterwards the worker is gone, and the book is not."""
     app = web.Application()
-    app.add_routes(ModelHandler(book).routes())
+    aside = aside or Aside()
+    app.add_routes(ModelHandler(book, aside).routes())
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     path = str(place / "worker.sock")
@@ -73,6 +80,7 @@ async def serving(book: MemoryBook, place: Path) -> AsyncIterator[Callable[[str]
             yield lambda sandbox: Relay(session, sandbox)
     finally:
         await runner.cleanup()
+        await aside.close()
 
 
 async def test_a_request_is_asked_once_and_answered(tmp_path: Path) -> None:
@@ -195,3 +203,44 @@ async def test_a_body_is_bounded_by_the_handler(
         assert (await relay("s1").ask(1, large))[0] == 202
         monkeypatch.setattr("skerry.worker.model.handler.BODY_BYTES_MAX", 200_000)
         assert (await relay("s1").ask(2, large))[0] == 400
+
+
+class Gate(MemoryBook):
+    """Says who has come, and in which order requests are recorded."""
+
+    def __init__(self, *sandboxes: str) -> None:
+        super().__init__(*sandboxes)
+        self.come = 0
+        self.three, self.four = asyncio.Event(), asyncio.Event()
+        self.order: list[str] = []
+
+    def rollout(self, sandbox: str, token: str) -> str:
+        self.come += 1
+        if self.come == 3:
+            self.three.set()
+        if self.come == 4:
+            self.four.set()
+        return super().rollout(sandbox, token)
+
+    async def note(self, rollout: str, notes: Sequence[Note]) -> None:
+        self.order.append(rollout)
+        await super().note(rollout, notes)
+
+
+async def test_a_rollout_that_sends_long_bodies_at_once_has_one_turn_among_all(
+    tmp_path: Path,
+) -> None:
+    book, aside = Gate("s1", "s2"), Aside()
+    async with serving(book, tmp_path, aside) as relay:
+        pid = await aside.call(BYTES_MAX + 1, os.getpid)
+        os.kill(pid, signal.SIGSTOP)
+        body = CHAT | {"x": "y" * BYTES_MAX}
+        hostile = [asyncio.ensure_future(relay("s1").ask(one, body)) for one in range(3)]
+        await book.three.wait()
+        other = asyncio.ensure_future(relay("s2").ask(7, body))
+        await book.four.wait()
+        assert (await relay("s2").ask(8))[0] == 202  # a short one waits for none of them
+        os.kill(pid, signal.SIGCONT)
+        assert [(await one)[0] for one in (*hostile, other)] == [202] * 4
+    first, second = "rollout of s1", "rollout of s2"
+    assert book.order == [second, first, second, first, first]
