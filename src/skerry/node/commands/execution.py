@@ -231,22 +231,8 @@ class Execution:
         self.observe(op, answer)
         if op.done.done():
             return answer
-        if self._levels.at_once(sandbox.spec):
-            op.done.set_result(answer)
-        else:
-            self._tasks.spawn(self._tell_durable(sandbox, op, answer))
+        self._levels.when_reached(sandbox.spec, partial(_give, op, answer))
         return answer
-
-    async def _tell_durable(
-        self, sandbox: Sandbox, op: Op, answer: RunResult | SkerryError
-    ) -> None:
-        """Gives the answer to everyone who waits once its record is durable; or why it is not."""
-        try:
-            await self._levels.reach(sandbox.spec)
-        except SkerryError as error:
-            answer = error
-        if not op.done.done():
-            op.done.set_result(answer)
 
     def _cut_readers(self, op: Op) -> None:
         self._timers.after(CUT_AFTER_S, op.sink.cut_slow_readers)
@@ -312,6 +298,12 @@ def _kill_after(sandbox: Sandbox) -> float:
     """Returns how long after its timeout a command that does not end costs its sandbox."""
     starved = sandbox.spec.cpu_class is CpuClass.BEST_EFFORT
     return KILL_STARVED_AFTER_S if starved else KILL_AFTER_S
+
+
+def _give(op: Op, answer: RunResult | SkerryError, failed: SkerryError | None) -> None:
+    """Gives the answer to everyone who waits, or why its record is not durable."""
+    if not op.done.done():
+        op.done.set_result(answer if failed is None else failed)
 
 
 def _refused(error: SkerryError, op: Op) -> SkerryError:

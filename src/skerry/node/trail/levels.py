@@ -39,6 +39,7 @@ _PATIENCE_S: Final = 20.0
 log = logging.getLogger("skerry.node")
 
 Work: TypeAlias = Callable[[], None]
+Tell: TypeAlias = Callable[[SkerryError | None], None]  # raises nothing
 Commit: TypeAlias = tuple[asyncio.AbstractEventLoop, Work, Work]  # ..., and what follows it there
 
 
@@ -56,8 +57,8 @@ class Group:
             self._context = contextvars.copy_context()
         self._commits: SimpleQueue[Commit | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._waiting: list[asyncio.Future[None]] = []
-        self._in_flight: list[asyncio.Future[None]] = []
+        self._waiting: list[Tell] = []
+        self._in_flight: list[Tell] = []
         self._running = False
         self._timer: asyncio.TimerHandle | None = None
         self.commits = 0
@@ -65,13 +66,17 @@ class Group:
 
     async def reached(self) -> None:
         """Returns when everything that is recorded now is durable; StorageFailed."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(done)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.when_reached(partial(_resolve, done))
+        await done
+
+    def when_reached(self, tell: Tell) -> None:
+        """Tells later when everything that is recorded now is durable, or why it is not."""
+        self._waiting.append(tell)
         if not self._running:
             self._running = True
+            loop = asyncio.get_running_loop()
             loop.call_soon(self._next, loop)
-        await done
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begins a commit for those who wait, if anybody does."""
@@ -133,14 +138,18 @@ def _tried(work: Work) -> SkerryError | None:
     return None
 
 
-def _tell(waiting: Iterable[asyncio.Future[None]], error: SkerryError | None) -> None:
-    for done in waiting:
-        if done.done():
-            continue  # who waited has gone
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(type(error)(error.message, **error.fields))
+def _tell(waiting: Iterable[Tell], error: SkerryError | None) -> None:
+    for tell in waiting:  # each an error of its own: it gets a traceback where it is raised
+        tell(None if error is None else type(error)(error.message, **error.fields))
+
+
+def _resolve(done: asyncio.Future[None], error: SkerryError | None) -> None:
+    if done.done():
+        return  # who waited has gone
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
 
 
 def _too_late() -> SkerryError:
@@ -190,6 +199,16 @@ class Levels:
             await self._local.reached()
         elif level is Durability.SHARED:
             await self._shared.reached()
+
+    def when_reached(self, spec: SandboxSpec, tell: Tell) -> None:
+        """As `reach`, but tells; at once if nobody has to wait."""
+        level = self.of(spec)
+        if level is Durability.LOCAL:
+            self._local.when_reached(tell)
+        elif level is Durability.SHARED:
+            self._shared.when_reached(tell)
+        else:
+            tell(None)
 
     def gauges(self) -> dict[str, float]:
         """Returns plain counts by name."""
