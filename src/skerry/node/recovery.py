@@ -132,10 +132,7 @@ def _end_acts(node: Node, sandbox: Sandbox, story: Story) -> None:
     for doing in story.doing.values():
         error, times = ErrorBody.of(unknown), (doing.started, now)
         did = ledger.Did(doing.action, doing.request, doing.op, None, error, *times)
-        try:
-            node.trail.note(sandbox, did)
-        except StorageFailed as failed:  # the next start finds it again
-            log.warning("%s: not on record how %s ended: %s", sandbox.id, doing.action, failed)
+        node.trail.untold(sandbox, did)  # what cannot be recorded, the next start finds again
 
 
 async def _recover_one(node: Node, sandbox: Sandbox, story: Story) -> None:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from unittest.mock import patch
 
 import pytest
+from test_restart import kill
 
-from skerry.errors import Overloaded, PlatformError, SkerryError, StorageFailed
+from skerry.errors import (
+    Conflict,
+    OutcomeUnknown,
+    Overloaded,
+    PlatformError,
+    SkerryError,
+    StorageFailed,
+)
 from skerry.guest.client import GuestClient
 from skerry.node import ledger
+from skerry.node.ledger import Ledger
 from skerry.spec.command import CommandSpec
 from skerry.spec.job import JobSpec
 from skerry.spec.sandbox import SandboxSpec, State
@@ -128,3 +137,101 @@ async def test_delete_with_a_full_disk_leaves_nothing_even_after_a_kill(stand, m
             await again.lives.delete(one)
     async with stand.alive() as third:
         assert len(third.sandboxes) == 0
+
+
+def appended(text: str) -> bytes:
+    """Returns a body that is longer than what stands in a record."""
+    return text.encode() * 10_000
+
+
+async def append(node, sandbox, text: str, op: str) -> None:
+    async def body():
+        yield appended(text)
+
+    how = {"mode": None, "parents": False, "append": True, "exclusive": False}
+    await node.files.write(sandbox, "/tmp/f", None, body(), op=op, **how)
+
+
+async def written(node, sandbox) -> bytes:
+    return b"".join([piece async for piece in node.files.read(sandbox, "/tmp/f", None)])
+
+
+@pytest.fixture
+def full_at(monkeypatch):
+    """Lets a node's disk be full at one kind of record within a block."""
+
+    @contextmanager
+    def full(node, kind: str):
+        real = node.ledger._journal.append
+
+        def refuse(subject, record, data):
+            if record == kind:
+                raise StorageFailed("the disk is full")
+            return real(subject, record, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.ledger._journal, "append", refuse)
+            yield
+
+    return full
+
+
+async def test_change_whose_end_found_no_room_is_not_done_again_by_its_repeat(
+    stand, full_at
+) -> None:
+    first, second = "1" * 32, "2" * 32
+    async with stand.alive() as node:
+        sandbox = await node.lives.create(SandboxSpec())
+        with full_at(node, "did"):
+            for _ in range(2):  # the second time it only tries to record it
+                with pytest.raises(StorageFailed):
+                    await append(node, sandbox, "a", first)
+        await append(node, sandbox, "a", first)
+        assert await written(node, sandbox) == appended("a")
+        with pytest.raises(Conflict):
+            await append(node, sandbox, "b", first)
+        # what nobody asks for again is on record before the next change
+        with full_at(node, "did"), pytest.raises(StorageFailed):
+            await append(node, sandbox, "b", second)
+        await node.files.apply(sandbox, FileOp(op="mkdir", path="/d", parents=True))
+        told = [
+            entry.op.hex() or entry.action
+            for subject, _, entry in node.ledger.replay()
+            if subject == sandbox.id and isinstance(entry, ledger.Did)
+        ]
+        assert told[0] == first
+        assert told.index(second) < len(told) - 1
+        assert sandbox.untold == {}
+        assert (await node.trajectories.check(sandbox.id)).findings == ()
+    async with stand.alive() as again:
+        (sandbox,) = again.sandboxes
+        await append(again, sandbox, "b", second)
+        assert await written(again, sandbox) == appended("a") + appended("b")
+
+
+async def test_change_under_way_at_a_kill_is_unknown_though_the_next_node_has_no_room(
+    stand, full_at, monkeypatch
+) -> None:
+    op = "3" * 32
+    async with stand.alive() as node:
+        sandbox = await node.lives.create(SandboxSpec())
+        with full_at(node, "did"), pytest.raises(StorageFailed):
+            await append(node, sandbox, "a", op)
+        await kill(node)
+    real = Ledger.append
+
+    def refuse(self, subject, entry, *more):
+        if isinstance(entry, ledger.Did):
+            raise StorageFailed("the disk is full")
+        return real(self, subject, entry, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "append", refuse)
+        async with stand.alive() as again:
+            (sandbox,) = again.sandboxes
+            with pytest.raises(StorageFailed):
+                await append(again, sandbox, "a", op)
+            patch.setattr(Ledger, "append", real)
+            with pytest.raises(OutcomeUnknown):
+                await append(again, sandbox, "a", op)
+            assert await written(again, sandbox) == appended("a")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from skerry.node.admission.waits import Wait
     from skerry.node.commands.operation import Op, Past
     from skerry.node.commands.session import Session
+    from skerry.node.ledger import Did
     from skerry.node.life.link import Link, Port
     from skerry.trajectory.journal.journal import Position
 
@@ -84,6 +85,7 @@ class Sandbox:
     deleting: bool = False  # a delete was recorded in the journal
     ops: dict[str, Op | Past] = field(default_factory=dict)
     acts: dict[str, Position] = field(default_factory=dict)  # on record, by operation id
+    untold: dict[str, Did] = field(default_factory=dict)  # done, and not on record for now
     chapter: str = ""  # of the journal, where something was done last
     acting: dict[str, Acting] = field(default_factory=dict)  # under way
     answer_bytes: int = 0  # the sum of what the answers in `ops` take

@@ -10,8 +10,9 @@ What changes something has an intent (`Doing`) on record before the block runs. 
 block is left; an error of the record itself is raised in place of the result.
 
 An operation id runs once: a repeat waits for the one that runs, and gets what is on record if it asks
-for the same, else Conflict. One that was under way when the node was killed is OutcomeUnknown. What is
-remembered of a sandbox is bounded by the chapters of its journal: the oldest are forgotten first.
+for the same, else Conflict. One that was under way when the node was killed is OutcomeUnknown. One whose
+end could not be recorded, for the disk was full, is StorageFailed; its end is recorded with its repeat,
+or before the next operation, and it is not done again. What is remembered of a sandbox is bounded by the chapters of its journal: the oldest are forgotten first.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from skerry.node.trail.intake import Intake
 from skerry.node.trail.levels import Levels
 from skerry.spec import ids
 from skerry.spec.sandbox import State
+from skerry.spec.trajectory import is_content
 from skerry.trajectory.journal.journal import Position
 from skerry.trajectory.shipping.contents import Contents
 from skerry.wire.asked import NOTHING_CHANGED
@@ -124,6 +126,8 @@ class Trail:
         if changes and not raw:
             raw = secrets.token_bytes(16)
         act = Act(self, action, request, raw)
+        if changes:
+            self._catch_up(sandbox)
         if changes and op is not None:
             act.known = await self._known(sandbox, op, act)
         if act.known is not None:
@@ -213,6 +217,8 @@ class Trail:
             await asyncio.shield(running.ended)
         if op in sandbox.ops:
             raise Conflict(f"operation {op} is a command")
+        if (untold := sandbox.untold.get(op)) is not None:
+            self._tell(sandbox, untold)
         position = sandbox.acts.get(op)
         if position is None:
             return None
@@ -255,8 +261,28 @@ class Trail:
         try:
             self.note(sandbox, did, remember=remember)
         except StorageFailed:
+            if remember and act.op.hex() in sandbox.acting:
+                sandbox.untold[act.op.hex()] = _without_kept(did)
             if error is None:
                 raise  # nobody may hear what is not recorded
+
+    def untold(self, sandbox: Sandbox, did: ledger.Did) -> None:
+        """Records an end now or, if it cannot be, before the sandbox's next change; no error."""
+        sandbox.untold[did.op.hex()] = _without_kept(did)
+        self._catch_up(sandbox)
+
+    def _catch_up(self, sandbox: Sandbox) -> None:
+        """Records what was done while the disk was full, as far as there is room now."""
+        for did in list(sandbox.untold.values()):
+            try:
+                self._tell(sandbox, did)
+            except StorageFailed as error:
+                log.warning("%s: not on record how %s ended: %s", sandbox.id, did.action, error)
+                return
+
+    def _tell(self, sandbox: Sandbox, did: ledger.Did) -> None:
+        self.note(sandbox, did)
+        del sandbox.untold[did.op.hex()]
 
     def _turned(self, sandbox: Sandbox, chapter: str) -> None:
         """Lets go of the oldest chapters when another one was begun."""
@@ -285,6 +311,20 @@ async def _made(sandbox: Sandbox) -> None:
         await sandbox.changed()
     if sandbox.gone:
         raise sandbox.ended()
+
+
+def _without_kept(did: ledger.Did) -> ledger.Did:
+    """Returns an end that names no content which is kept only until its request is over."""
+    request, result = _dropped(did.request), _dropped(did.result)
+    return msgspec.structs.replace(did, request=request, result=result)
+
+
+def _dropped(value: Any) -> Any:
+    if is_content(value) and "blob" in value:
+        return {"bytes": value["bytes"], "sha256": value["blob"], "dropped": True}
+    if isinstance(value, dict):
+        return {name: _dropped(inner) for name, inner in value.items()}
+    return [_dropped(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _is_same(known: ledger.Did, asked: ledger.Did) -> bool:
