@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -287,3 +288,53 @@ async def test_shared_record_is_in_the_store_when_the_answer_is_there(place) -> 
         await sandbox.destroy()
         with pytest.raises((NotFound, SkerryError)):
             await sandbox.run("true")
+
+
+async def test_copy_of_a_state_directory_ships_nothing_under_its_name(layer_store, tmp_path):
+    """The copy of a machine's image, say: on one host both cannot run at the same time."""
+    store = shutil.copytree(layer_store, tmp_path / "store", symlinks=True)
+    first, copy = (LiveNode(str(store), options=OPTIONS) for _ in range(2))
+
+    async def works(node: LiveNode) -> None:
+        async with (
+            node.client() as client,
+            await client.sandboxes.create(durability="shared", **SANDBOX) as sandbox,
+        ):
+            assert (await sandbox.run("echo kept")).text == "kept\n"
+
+    def ends(node: LiveNode) -> None:
+        assert node._process is not None
+        node._process.terminate()
+        assert node._process.wait(60) == 0
+
+    try:
+        first.start()
+        await works(first)
+        await asyncio.to_thread(ends, first)
+        for name in ("name", "epoch", "journal", "trajectory"):
+            source, target = Path(first.state, name), Path(copy.state, name)
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+        first.start()
+        await works(first)
+        await asyncio.to_thread(ends, first)
+        before = everything(store / "trajectories")
+        copy.start()
+        with pytest.raises(StorageFailed, match="was this one copied"):
+            await works(copy)
+        async with (
+            copy.client() as client,
+            await client.sandboxes.create(durability="process", **SANDBOX) as sandbox,
+        ):
+            assert (await sandbox.run("echo here")).text == "here\n"
+        await asyncio.to_thread(ends, copy)
+        assert "was this one copied" in copy.tail()
+        assert everything(store / "trajectories") == before
+        first.start()
+        await works(first)
+    finally:
+        left = [*copy.stop(), *first.stop()]
+    assert not left, left
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}

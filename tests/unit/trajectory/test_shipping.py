@@ -15,10 +15,11 @@ from skerry.images.objects.directory import DirectoryObjects
 from skerry.trajectory.format.index import decode_index, encode_index, index_of
 from skerry.trajectory.format.scan import scan_bytes
 from skerry.trajectory.format.segment import segment_path
-from skerry.trajectory.format.store import BLOBS
+from skerry.trajectory.format.store import BLOBS, owner_key
 from skerry.trajectory.journal.journal import Journal
 from skerry.trajectory.shipping.contents import Contents
-from skerry.trajectory.shipping.shipper import Progress, Refused, Shipper
+from skerry.trajectory.shipping.owner import Owner, Refused
+from skerry.trajectory.shipping.shipper import Progress, Shipper
 
 DAY_S = 86_400
 
@@ -75,6 +76,7 @@ class Place:
             journal=self.directory,
             contents=self.contents,
             progress=os.path.join(self.root, "shipped"),
+            owner=Owner(lambda: self.store, node=node, path=os.path.join(self.root, "owner")),
         )
 
     def write(self, subject: str, *datas: bytes) -> list[dict]:
@@ -120,7 +122,12 @@ def test_sealed_segment_is_in_the_store_with_its_index_and_its_contents(place):
     number, end = place.journal.sealed()[0]
     place.ship(place.shipper())
     name = "trajectories/nodea/0000000001"
-    assert place.listed() == [BLOBS + content["blob"], f"{name}.idx", f"{name}.seg"]
+    assert place.listed() == [
+        BLOBS + content["blob"],
+        f"{name}.idx",
+        f"{name}.seg",
+        owner_key("nodea"),
+    ]
     data = place.store.get(f"{name}.seg", 1 << 20)
     assert len(data) == end
     index = decode_index(place.store.get(f"{name}.idx", 1 << 20))
@@ -173,6 +180,9 @@ def test_segment_that_another_node_of_this_name_has_shipped_is_refused(place, tm
     other.store = place.store
     other.write("s1", b"two")
     other.journal.seal()
+    with pytest.raises(Refused, match="another state directory"):
+        other.ship(other.shipper())
+    place.store.delete(owner_key("nodea"))  # somebody gave the name free
     with pytest.raises(Refused, match="another segment"):
         other.ship(other.shipper())
     assert [record.data["request"]["content"] for record in place.records(1)] == [b"one"]

@@ -12,7 +12,8 @@ block is left; an error of the record itself is raised in place of the result.
 An operation id runs once: a repeat waits for the one that runs, and gets what is on record if it asks
 for the same, else Conflict. One that was under way when the node was killed is OutcomeUnknown. One whose
 end could not be recorded, for the disk was full, is StorageFailed; its end is recorded with its repeat,
-or before the next operation, and it is not done again. What is remembered of a sandbox is bounded by the chapters of its journal: the oldest are forgotten first.
+or before the next change, and it is not done again. What is remembered of a sandbox is bounded by the
+chapters of its journal: the oldest are forgotten first.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 STATE/journal/             segments (trajectory/format/segment.py)
 STATE/trajectory/blobs/    contents that are too long for a record (trajectory/shipping/contents.py)
 STATE/trajectory/shipped   how far shipping has come (trajectory/shipping/shipper.py)
+STATE/trajectory/owner     whose this node's name is in the store (trajectory/shipping/owner.py)
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from skerry.trajectory.format.store import Store
 from skerry.trajectory.journal.journal import Journal
 from skerry.trajectory.options import TrajectoryOptions
 from skerry.trajectory.shipping.contents import Contents
+from skerry.trajectory.shipping.owner import Owner
 from skerry.trajectory.shipping.shipper import Shipper
 
 log = logging.getLogger("skerry.node")
@@ -67,6 +69,7 @@ def open_records(
             journal=place,
             contents=contents,
             progress=os.path.join(state_dir, "trajectory", "shipped"),
+            owner=Owner(store, node=node, path=os.path.join(state_dir, "trajectory", "owner")),
         )
     ledger = Ledger(journal)
     levels = Levels(journal, contents, shipper, options.durability)

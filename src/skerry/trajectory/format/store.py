@@ -3,6 +3,7 @@
 trajectories/NODE/0000000007.seg          bytes of a segment without the zeros at its end
 trajectories/NODE/0000000007.idx          what is in it (trajectory/format/index.py)
 trajectories/NODE/0000000008.tail/OFFSET  bytes of an open segment from that offset on
+trajectories/NODE/owner                   whose the name is (trajectory/shipping/owner.py)
 trajectories/blobs/SHA256                 a content, once for all nodes
 """
 
@@ -38,6 +39,11 @@ def tail_prefix(node: str, number: int) -> str:
 def tail_key(node: str, number: int, offset: int) -> str:
     """Returns the key of a piece of an open segment."""
     return f"{tail_prefix(node, number)}{offset:010d}"
+
+
+def owner_key(node: str) -> str:
+    """Returns the key of what says whose a node's name is."""
+    return f"{node_prefix(node)}owner"
 
 
 class Stored(Protocol):

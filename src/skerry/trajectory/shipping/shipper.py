@@ -3,6 +3,8 @@
     STORE/trajectories/         segments, indices, tails and contents (trajectory/format/store.py)
     STATE/trajectory/shipped    how far this has come (`Progress`, msgpack)
 
+Nothing is put or removed unless the name is this state directory's (trajectory/shipping/owner.py).
+
 A reader begins with an .idx: when it is there, so are the segment and its blobs. Tails are there only
 of segments to which somebody at the level `shared` has written; they may overlap, and are removed once
 the segment is whole in the store. A segment that had to be given up has an .idx that says so (`gap`).
@@ -44,14 +46,12 @@ from skerry.trajectory.format.store import (
     tail_prefix,
 )
 from skerry.trajectory.shipping.contents import Contents
+from skerry.trajectory.shipping.owner import Owner, Refused
 
 DAY_S: Final = 86_400.0
 GIVE_WAY_S: Final = 0.0005
 PIECE_BYTES: Final = 1 << 20
-
-
-class Refused(StorageFailed):
-    """The store holds another segment under this name: two nodes have had one state directory."""
+HELD_S: Final = 30.0  # pieces of open segments ask only so often whose the name is
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -81,6 +81,7 @@ class Shipper:
         journal: str,
         contents: Contents,
         progress: str,
+        owner: Owner,
     ) -> None:
         """`journal` is the directory of segments, `progress` the file of `Progress`.
 
@@ -89,6 +90,7 @@ class Shipper:
         self._store, self._journal, self._contents = store, journal, contents
         self._node = node
         self._path = progress
+        self._owner = owner
         self._tails = threading.Lock()
         self.through = 0  # up to here segments are in the store, or lost
         self.bytes = 0  # shipped by this process
@@ -123,6 +125,7 @@ class Shipper:
 
         `blobs` are the contents that may be named in it. Raises StorageFailed, and Refused for good.
         """
+        self._owner.hold()
         path = segment_path(self._journal, number)
         data = _read(path, 0, end)
         index = index_of(self._node, number, data, pause=_give_way)
@@ -171,6 +174,7 @@ class Shipper:
 
     def tell_lost(self, progress: Progress) -> Progress:
         """Names what was given up in the store; returns the progress without it."""
+        self._owner.hold()
         for lost in progress.lost:
             index = SegmentIndex(
                 version=INDEX_VERSION,
@@ -203,6 +207,7 @@ class Shipper:
 
     def ship_tail(self, number: int, start: int, end: int, blobs: list[str]) -> None:
         """The bytes of an open segment from `start` to `end`, and these blobs, are in the store."""
+        self._owner.hold(within_s=HELD_S)
         self._ship_blobs(set(blobs))
         data = _read(segment_path(self._journal, number), start, end)
         key = tail_key(self._node, number, start)
@@ -217,6 +222,7 @@ class Shipper:
 
         Returns how many segments went.
         """
+        self._owner.hold()
         now, gone = time.time(), 0
         named: set[str] = set()
         for key, _ in list(self._store().list(TRAJECTORIES)):
