@@ -27,6 +27,7 @@ from skerry.backends.shared import proc
 from skerry.node import registry
 
 SETTLE_S = 5.0
+PATIENCE_S = 60.0
 RUN = (
     "CENSUS_RUN"  # in the environment: tells what tests of one process started from what others did
 )
@@ -133,7 +134,11 @@ def compare(before: Census, after: Census) -> list[str]:
 
 
 class Watch:
-    """A census before, and the comparison after. What ends by itself gets `SETTLE_S` to do so."""
+    """A census before, and the comparison after.
+
+    What ends by itself gets `SETTLE_S` to do so, from when it was seen first: a look may take
+    longer than that on a busy machine, and what one look saw may be gone when it is over.
+    """
 
     beside: ClassVar[frozenset[str]] = frozenset()
     """Directories of tests that run beside these in one run: what lies below them is foreign."""
@@ -158,9 +163,14 @@ class Watch:
         self._pids, self._places, self._own = pids, places, own
         self._before = take(pids_of_interest=pids, places=places, own=own)
 
-    def left(self, settle_s: float = SETTLE_S) -> list[str]:
-        """Returns what was left behind."""
-        until = time.monotonic() + settle_s
+    def left(self, settle_s: float = SETTLE_S, *, others: tuple[str, ...] = ()) -> list[str]:
+        """Returns what was left behind: what was there in every look for `settle_s` seconds.
+
+        Or, once PATIENCE_S have passed, all that the last look saw, as where something left behind
+        is made anew again and again. Lines that hold one of the words of `others` are not ours.
+        """
+        began = time.monotonic()
+        seen: dict[str, float] = {}  # each line without its count, since when it has been there
         foreign = self.beside
         while True:
             after = take(pids_of_interest=self._pids, places=self._places, own=self._own)
@@ -168,9 +178,19 @@ class Watch:
                 after.foreign
             )  # one that has just ended may have left its traces for a moment
             lines = compare(self._before, msgspec.structs.replace(after, foreign=foreign))
-            if not lines or time.monotonic() > until:
+            lines = [line for line in lines if not any(word in line for word in others)]
+            now = time.monotonic()
+            seen = {name: seen.get(name, now) for name in map(_uncounted, lines)}
+            if all(now - since >= settle_s for since in seen.values()):
                 return lines
+            if now - began > settle_s + PATIENCE_S:
+                standing = [line for line in lines if now - seen[_uncounted(line)] >= settle_s]
+                return standing or lines
             time.sleep(_POLL_S)
+
+
+def _uncounted(line: str) -> str:
+    return re.sub(r"has [0-9]+ open", "has open", line)
 
 
 def descriptors(pid: int) -> dict[str, int]:

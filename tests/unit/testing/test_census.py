@@ -155,3 +155,75 @@ def test_another_skerry_hides_only_what_lies_below_its_places():
     )
     lines = census.compare(before, after)
     assert lines == ["unix socket was not there before: /run/other-1/node.sock"]
+
+
+class Host:
+    """A host whose looks are laid out: the files that each one sees; the last one for ever."""
+
+    def __init__(self, monkeypatch, *looks: set[str], look_s: float = 0.0) -> None:
+        self.now, self.looks, self._look_s = 0.0, 0, look_s
+        self._files = [set(), *looks]
+        self._empty = take()
+        monkeypatch.setattr(census, "take", self._take)
+        monkeypatch.setattr(census.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(census.time, "sleep", self._sleep)
+
+    def _take(self, **_: object) -> census.Census:
+        files = self._files[min(self.looks, len(self._files) - 1)]
+        self.looks += 1
+        self.now += self._look_s
+        return msgspec.structs.replace(self._empty, files=frozenset(files))
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_what_ends_while_a_look_is_taken_is_not_left_however_long_that_took(monkeypatch):
+    host = Host(monkeypatch, {"/ends"}, set(), look_s=3 * census.SETTLE_S)
+    assert census.Watch().left() == []
+    assert host.looks == 3
+
+
+def test_what_stays_is_left_though_others_come_and_go(monkeypatch):
+    comings = [{"/stays", f"/{number}"} for number in range(10_000)]
+    host = Host(monkeypatch, *comings, look_s=1.0)
+    assert census.Watch().left() == ["file was not there before: /stays"]
+    assert host.now > census.PATIENCE_S
+
+
+def test_what_stays_is_told_soon_if_nothing_else_moves(monkeypatch):
+    host = Host(monkeypatch, {"/stays"}, look_s=1.0)
+    assert census.Watch().left() == ["file was not there before: /stays"]
+    assert host.now < 3 * census.SETTLE_S
+
+
+def test_what_is_made_anew_again_and_again_is_left(monkeypatch):
+    Host(monkeypatch, *({f"/{number}"} for number in range(10_000)), look_s=1.0)
+    assert len(census.Watch().left()) == 1
+
+
+def test_descriptors_whose_count_moves_have_stood_all_the_same(monkeypatch):
+    host = Host(monkeypatch, set())
+    counts = iter(range(4, 10_000))
+
+    def take_(**_: object) -> census.Census:
+        host.now += 1.0
+        held = {} if host.now <= 1.0 else {7: {"socket": next(counts)}}
+        return msgspec.structs.replace(host._empty, descriptors=held)
+
+    monkeypatch.setattr(census, "take", take_)
+    (line,) = census.Watch().left()
+    assert "open descriptors of socket" in line
+    assert host.now < census.PATIENCE_S
+
+
+def test_without_time_to_settle_the_first_look_counts(monkeypatch):
+    host = Host(monkeypatch, {"/ends"}, set())
+    assert census.Watch().left(0.0) == ["file was not there before: /ends"]
+    assert host.looks == 2
+
+
+def test_lines_of_others_are_not_waited_for(monkeypatch):
+    host = Host(monkeypatch, {"/theirs/file"})
+    assert census.Watch().left(others=("/theirs/",)) == []
+    assert host.looks == 2
