@@ -49,6 +49,7 @@ class Worker:
         self._log = f"{state}.log"
         self._keeper: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
 
     @property
     def used(self) -> bool:
@@ -61,12 +62,13 @@ class Worker:
         return self._keeper is not None
 
     def keep(self) -> None:
-        """Keeps a process running from now on; idempotent."""
-        if self._keeper is None:
+        """Keeps a process running from now on, unless it was closed; idempotent."""
+        if self._keeper is None and not self._closed:
             self._keeper = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Ends the process; returns when it is gone."""
+        """Ends the process; returns when it is gone, and no other will come."""
+        self._closed = True
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -95,15 +97,17 @@ class Worker:
                 log.exception("worker %d does not run", self.number)
             else:
                 self.ready.set()
+                pid = self.pid
                 began, most = loop.time(), _PAUSE_LOST_MAX_S
                 try:
                     await self._watch(handle)
                 finally:
                     self.ready.clear()
                     os.close(handle)
-                self.why = f"process {self.pid} has ended"
-                log.error("worker %d (process %d) was lost", self.number, self.pid)
+                self.why = f"process {pid} has ended"
+                log.error("worker %d (process %d) was lost", self.number, pid)
                 self._collect()
+                self.pid = 0  # soon another program's, which must not be ended for it
                 if loop.time() - began > STEADY_S:
                     pause = _PAUSE_S
             pause = min(pause, most)
@@ -122,20 +126,33 @@ class Worker:
             os.close(handle)
             log.warning("worker %d: process %d does not answer", self.number, pid)
             await self._end(pid, at_once=True)
-        await asyncio.to_thread(self._spawn)
-        process = self._process
-        if process is None:
-            raise Bug("a worker was started without a process")
-        self.pid, self.starts = process.pid, self.starts + 1
+        process = await self._started()
         until = asyncio.get_running_loop().time() + START_S
         while not await self._answers():
             if process.poll() is not None:
+                self._collect()
                 raise Unavailable(f"it ends with {process.returncode} (log: {self._log})")
             if asyncio.get_running_loop().time() > until:
                 await self._end(self.pid, at_once=True)
                 raise Unavailable(f"it does not answer within {START_S:g} s (log: {self._log})")
             await asyncio.sleep(_POLL_S)
         return os.pidfd_open(self.pid)
+
+    async def _started(self) -> subprocess.Popen[bytes]:
+        """Returns a process that was just started; `pid` is its, also if this is cancelled meanwhile."""
+        spawning = asyncio.ensure_future(asyncio.to_thread(self._spawn))
+        try:
+            await asyncio.shield(spawning)
+        finally:
+            # A thread goes on when nobody waits for it any more: what it starts has to be ended.
+            if not spawning.done():
+                await asyncio.wait({spawning})
+            if self._process is not None:
+                self.pid = self._process.pid
+        if self._process is None:
+            raise Bug("a worker was started without a process")
+        self.starts += 1
+        return self._process
 
     async def _watch(self, handle: int) -> None:
         """Returns when the process has ended, or does not answer any more and was killed."""
@@ -195,6 +212,8 @@ class Worker:
     def _collect(self) -> None:
         """Takes note of the end of a process that this node has started."""
         if self._process is not None and self._process.poll() is not None:
+            if self.pid == self._process.pid:
+                self.pid = 0
             self._process = None
 
     def _listener(self) -> int:

@@ -27,6 +27,7 @@ class Workers:
         orphan_after_s: float | None = None,
     ) -> None:
         self.config = config
+        self._ending = asyncio.Event()
         command = config.command or (sys.executable, "-I", "-m", "skerry.cli.main", "worker")
         alone = () if orphan_after_s is None else ("--orphan-after", f"{orphan_after_s:g}")
         self._all = [
@@ -50,11 +51,12 @@ class Workers:
                 worker.keep()
 
     async def close(self) -> None:
-        """Ends all of them; what they know is on disk."""
+        """Ends all of them; what they know is on disk. None is started afterwards."""
+        self._ending.set()
         await asyncio.gather(*(worker.close() for worker in self._all))
 
     async def ready(self, number: int) -> str:
-        """Returns the socket of a worker that answers, however long that takes.
+        """Returns the socket of a worker that answers, however long that takes: for ever after `close`.
 
         Starts it if need be; raises NotFound if the node has no such worker.
         """
@@ -64,13 +66,24 @@ class Workers:
         return worker.socket
 
     async def ready_soon(self, number: int) -> str:
-        """Returns as `ready` does; Unavailable when it takes too long."""
+        """Returns as `ready` does; Unavailable when it takes too long, or the node ends."""
+        worker = self._find(number)
+        if worker.ready.is_set():
+            return worker.socket
+        ready = asyncio.ensure_future(self.ready(number))
+        ending = asyncio.ensure_future(self._ending.wait())
         try:
-            async with asyncio.timeout(READY_S):
-                return await self.ready(number)
-        except TimeoutError:
-            why = self._find(number).why
-            raise Unavailable(f"worker {number} does not run: {why}", retry_after_s=1.0) from None
+            await asyncio.wait(
+                {ready, ending}, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if ready.done():
+                return ready.result()
+        finally:
+            ready.cancel()
+            ending.cancel()
+            await asyncio.wait({ready, ending})
+        why = "the node ends" if self._ending.is_set() else worker.why
+        raise Unavailable(f"worker {number} does not run: {why}", retry_after_s=1.0)
 
     def table(self) -> tuple[WorkerInfo, ...]:
         """Returns how each stands."""
