@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import tracemalloc
 from collections.abc import Callable
 
 import msgspec
@@ -54,13 +55,13 @@ class Cut:
 class Place:
     """A node's journal and contents, and a store."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, segment_bytes: int = 1 << 16) -> None:
         self.root = root
         self.store = DirectoryObjects(os.path.join(root, "store"))
         self.directory = os.path.join(root, "journal")
         clock = itertools.count(time.time_ns())
         self.open: Callable[[], Journal] = lambda: Journal.open(
-            self.directory, now_ns=lambda: next(clock), segment_bytes=1 << 16, keep=True
+            self.directory, now_ns=lambda: next(clock), segment_bytes=segment_bytes, keep=True
         )
         self.journal = self.open()
         self.contents = self.new_contents()
@@ -136,6 +137,26 @@ def test_sealed_segment_is_in_the_store_with_its_index_and_its_contents(place):
     assert place.store.get(BLOBS + content["blob"], 1000) == b"x" * 100
     assert os.listdir(place.contents.directory) == []
     assert os.path.getsize(segment_path(place.directory, number)) == end
+
+
+def test_sealed_segment_is_shipped_by_the_piece(tmp_path):
+    """As a whole, 32 MiB by default, it would stay in the heap of each thread that ever shipped one."""
+    place = Place(str(tmp_path), segment_bytes=4 << 20)
+    while not place.journal.sealed():
+        place.journal.append("s1", "did", "x" * 10_000)
+    ((number, end),) = place.journal.sealed()
+    shipper = place.shipper()
+    tracemalloc.start()
+    try:
+        shipper.ship(number, end, [])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert end > 3 << 20
+    assert peak < 2 << 20
+    data = place.store.get(f"trajectories/nodea/{number:010d}.seg", 4 << 20)
+    index = decode_index(place.store.get(f"trajectories/nodea/{number:010d}.idx", 1 << 20))
+    assert index == index_of("nodea", number, data)
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from skerry.trajectory.format.scan import scan_bytes
+from skerry.trajectory.format.scan import Read, Scan, own
 from skerry.trajectory.format.segment import (
     FORGOTTEN,
     HEADER_BYTES,
@@ -28,6 +28,7 @@ from skerry.trajectory.format.segment import (
 INDEX_VERSION: Final = 1
 RECORDS_AT_ONCE: Final = 64
 INDEX_BYTES_MAX: Final = 64 << 20
+PIECE_BYTES: Final = 256 << 10
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _encode = msgspec.msgpack.Encoder().encode
@@ -71,15 +72,25 @@ class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 _decoder = msgspec.msgpack.Decoder(SegmentIndex)
 
 
-def index_of(
-    node: str, number: int, data: bytes, *, pause: Callable[[], object] = int
-) -> SegmentIndex:
-    """Returns the index of a segment's bytes, whatever follows the last record in them.
+def index_of(node: str, number: int, data: bytes) -> SegmentIndex:
+    """Returns the index of a segment's bytes, whatever follows the last record in them."""
 
-    `pause` is called now and then: a thread beside a busy one gives way there.
+    def read(_: int, offset: int, length: int) -> bytes:
+        return data[offset : offset + length]
+
+    return index_by(node, number, read, len(data))
+
+
+def index_by(
+    node: str, number: int, read: Read, size: int, *, pause: Callable[[], object] = int
+) -> SegmentIndex:
+    """Returns the index of a segment of so many bytes, of this node's own, read by the piece.
+
+    A segment as a whole would stay in the heap of each thread that was ever given one. `pause` is
+    called now and then: a thread beside a busy one gives way there.
     """
-    header = decode_header(data)
-    scan = scan_bytes(number, data)
+    header = decode_header(read(number, 0, HEADER_BYTES))
+    scan = Scan(read, number, thorough=True, bounds=own(size))
     subjects: dict[str, Mention] = {}
     blobs: dict[str, None] = {}
     records = last_seq = from_ns = to_ns = 0
@@ -103,7 +114,7 @@ def index_of(
         last_seq=last_seq,
         records=records,
         size=end,
-        sha256=hashlib.sha256(memoryview(data)[:end]).hexdigest(),
+        sha256=_digest(read, number, end, pause),
         head=head,
         previous=header.previous_hash if header is not None else NO_HASH,
         from_ns=from_ns,
@@ -111,6 +122,14 @@ def index_of(
         subjects=subjects,
         blobs=tuple(sorted(blobs)),
     )
+
+
+def _digest(read: Read, number: int, end: int, pause: Callable[[], object]) -> str:
+    digest = hashlib.sha256()
+    for offset in range(0, end, PIECE_BYTES):
+        digest.update(read(number, offset, min(PIECE_BYTES, end - offset)))
+        pause()
+    return digest.hexdigest()
 
 
 def encode_index(index: SegmentIndex) -> bytes:

@@ -32,7 +32,7 @@ from skerry.trajectory.format.index import (
     SegmentIndex,
     decode_index,
     encode_index,
-    index_of,
+    index_by,
 )
 from skerry.trajectory.format.segment import HEADER_BYTES, NO_HASH, decode_header, segment_path
 from skerry.trajectory.format.store import (
@@ -127,8 +127,7 @@ class Shipper:
         """
         self._owner.hold()
         path = segment_path(self._journal, number)
-        data = _read(path, 0, end)
-        index = index_of(self._node, number, data, pause=_give_way)
+        index = self._index(path, number, end)
         refreshed = self._ship_blobs(set(blobs) | set(index.blobs))
         try:
             os.truncate(path, end)
@@ -146,6 +145,17 @@ class Shipper:
         for key, _ in list(self._store().list(tail_prefix(self._node, number))):
             self._store().delete(key)
         self.bytes += end
+
+    def _index(self, path: str, number: int, end: int) -> SegmentIndex:
+        try:
+            with open(path, "rb") as file:
+
+                def read(_: int, offset: int, length: int) -> bytes:
+                    return os.pread(file.fileno(), max(0, min(length, end - offset)), offset)
+
+                return index_by(self._node, number, read, end, pause=_give_way)
+        except OSError as error:
+            raise StorageFailed(f"cannot read {path}: {error.strerror}") from error
 
     def _check_same(self, key: str, index: SegmentIndex) -> None:
         digest, offset = hashlib.sha256(), 0
