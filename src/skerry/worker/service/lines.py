@@ -32,6 +32,10 @@ from skerry.worker.service.teller import Teller
 log = logging.getLogger("skerry.worker")
 RESUME_AFTER_S = 5.0  # after an answer that nobody came for
 OWED = "an answer is owed"
+UNRECORDED = "a request cannot be recorded"
+UNRECORDED_S = (
+    30.0  # without another try: the node tries each second for as long as the client waits
+)
 
 
 def token_of(secret: bytes, rollout: str, attempt: int) -> str:
@@ -43,8 +47,9 @@ def token_of(secret: bytes, rollout: str, attempt: int) -> str:
 class Line:
     """The model requests of one attempt, while it acts.
 
-    Invariants: the clock, once there is one, is held exactly while a request has no answer; `paused`
-    is true from before the sandbox is paused until an answer was handed over, or it was resumed.
+    Invariants: the clock, once there is one, is held exactly while a request has no answer, or one
+    comes again and again that cannot be recorded; `paused` is true from before the sandbox is paused
+    until an answer was handed over, or it was resumed.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Line:
         self._closed = asyncio.Event()
         self._turning = asyncio.Lock()
         self._at: tuple[Sandbox, ActClock] | None = None
+        self._failed_at: float | None = None  # the last try to record a request
         for ordinal in sorted(memory.open):
             requests.add(self._name(ordinal), memory.asked_at[ordinal])
 
@@ -83,6 +89,8 @@ class Line:
         self._at = (sandbox, clock)
         if self.memory.open:
             clock.hold(OWED)
+        if self._failed_at is not None:
+            clock.hold(UNRECORDED)
 
     def detach(self) -> None:
         """The rollout stands still: requests are taken and answered all the same."""
@@ -103,7 +111,9 @@ class Line:
         try:
             self.memory.note(notes[0] if len(notes) == 1 else Several(notes=tuple(notes)))
         except NotRecorded as error:
+            self.stands_still()
             raise StorageFailed(str(error)) from error
+        self._goes_on()
         for note in notes:
             self._moved = time.monotonic()
             if isinstance(note, Asked):
@@ -112,6 +122,23 @@ class Line:
                 self._requests.add(self._name(note.ordinal), note.at)
             self._heard(self, note)
         self.paused = self.paused and self.memory.stilled
+
+    def stands_still(self) -> None:
+        """A request cannot be recorded: that is no time in which the agent acts."""
+        self._failed_at = time.monotonic()
+        if self._at is not None:
+            self._at[1].hold(UNRECORDED)
+
+    def _goes_on(self) -> None:
+        self._failed_at = None
+        if self._at is not None:
+            self._at[1].release(UNRECORDED)
+
+    def expire(self) -> None:
+        """Who asked for what could not be recorded has left, if it does not ask again."""
+        failed = self._failed_at
+        if failed is not None and time.monotonic() - failed > UNRECORDED_S:
+            self._goes_on()
 
     async def answer(self, ordinal: int) -> Answer:
         """Returns the recorded answer, whenever it comes; Conflict once none will come."""
@@ -262,7 +289,11 @@ class Lines:
         line = self._line(rollout)
         for note in notes:
             if isinstance(note, Asked) and len(note.body) > BYTES_MAX:
-                await line.memory.write_ahead(note)
+                try:
+                    await line.memory.write_ahead(note)
+                except StorageFailed:
+                    line.stands_still()
+                    raise
         line.note(notes)
 
     async def answer(self, rollout: str, ordinal: int) -> Answer:

@@ -135,6 +135,8 @@ class Service:
             await asyncio.sleep(LOOK_S)
             for runner in self._runners.values():
                 runner.requests.expire()
+            for line in self.lines.all():
+                line.expire()
             due = [line for line in self.lines.all() if line.is_due()]
             if due:
                 await asyncio.gather(*(self._turn(line) for line in due))
