@@ -76,6 +76,7 @@ from skerry.sdk import sandboxes as _sandboxes
 from skerry.sdk import session as _session
 from skerry.sdk import stream as _stream
 from skerry.sdk import trajectories as _trajectories
+from skerry.sdk.bases import ImageSources
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log

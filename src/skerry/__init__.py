@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Unauthorized,
         Unavailable,
     )
+    from skerry.sdk.bases import ImageSources
     from skerry.sdk.options import SandboxOptions
     from skerry.sdk.sync import Client, Sandbox, connect
     from skerry.spec.command import RunResult, Terminal
@@ -56,6 +57,7 @@ _HOMES = {
     "FileDenied": "skerry.errors",
     "FileRefused": "skerry.errors",
     "ImageBroken": "skerry.errors",
+    "ImageSources": "skerry.sdk.bases",
     "LayerDamaged": "skerry.errors",
     "InvalidRequest": "skerry.errors",
     "ModelSettings": "skerry.spec.worker",
@@ -93,6 +95,7 @@ __all__ = [
     "FileDenied",
     "FileRefused",
     "ImageBroken",
+    "ImageSources",
     "InvalidRequest",
     "LayerDamaged",
     "ModelSettings",

@@ -10,6 +10,7 @@ import click
 
 from skerry.cli.app import App
 from skerry.cli.made import log_line, show_made
+from skerry.cli.ociimage import AUTHFILE, NO_TLS
 from skerry.cli.options import DEFAULT_IMAGE, pair, seconds
 from skerry.errors import InvalidRequest
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from skerry.cli.buildfile import Build
     from skerry.spec.layers import LayerManifest
 
+OF_RECIPES = (
+    *("args", "network", "no_cache"),
+    *("aliases", "registries", "authfile", "tls_verify"),
+)
 SUITES = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
 
 
@@ -77,6 +82,23 @@ def suite_of(name: str) -> str | None:
     help="What a recipe's steps may reach [build: as the node's operator says]; none for nothing.",
 )
 @click.option("--no-cache", is_flag=True, help="Run all steps of a recipe again.")
+@click.option(
+    "--alias",
+    "aliases",
+    type=pair,
+    multiple=True,
+    metavar="IMAGE=LAYER",
+    help="The base that takes the place of an image of a recipe.",
+)
+@click.option(
+    "--registry",
+    "registries",
+    multiple=True,
+    metavar="HOST",
+    help="Where images of a recipe may come from; the first is for names without a host.",
+)
+@AUTHFILE
+@NO_TLS
 @click.pass_obj
 def build(
     app: App,
@@ -101,7 +123,7 @@ def build(
     from skerry.cli.buildfile import Build, read
 
     steps = options.pop("steps")
-    of_recipe = {name: options.pop(name) for name in ("args", "network", "no_cache")}
+    of_recipe = {name: options.pop(name) for name in OF_RECIPES}
     if path is not None and not path.endswith(".toml"):
         if name is None or suite or packages or steps or options["base"] or options["layers"]:
             raise InvalidRequest(
@@ -109,9 +131,10 @@ def build(
             )
         _build_recipe(app, name, path, options | of_recipe)
         return
-    if any(of_recipe.values()):
+    if any(value for name, value in of_recipe.items() if name != "tls_verify"):
         raise InvalidRequest(
-            "--build-arg, --network and --no-cache are for recipes: give one by -f"
+            "--build-arg, --network, --no-cache, --alias, --registry and --authfile are for recipes: "
+            "give one by -f"
         )
     options["memory"] = options["memory"] or "2GiB"
     if steps or options["base"]:
@@ -161,6 +184,8 @@ async def build_debian(
 
 def _build_recipe(app: App, name: str, path: str, options: dict[str, Any]) -> None:
     """Builds a layer by a recipe; each line of its progress on stderr."""
+    from skerry.sdk.bases import ImageSources
+
     if options["env"]:
         raise InvalidRequest("-e is for steps: a recipe has ENV, and ARG for --build-arg")
     try:
@@ -182,6 +207,12 @@ def _build_recipe(app: App, name: str, path: str, options: dict[str, Any]) -> No
                 memory=options["memory"] or "4GiB",
                 timeout=options["timeout"],
                 cache=not options["no_cache"],
+                sources=ImageSources(
+                    aliases=dict(options["aliases"]),
+                    registries=options["registries"],
+                    authfile=options["authfile"],
+                    tls_verify=options["tls_verify"],
+                ),
                 on_log=lambda line: log_line(app, line),
             )
 

@@ -91,10 +91,13 @@ class Dialer:
         self._may_be_private = may_be_private
         self._own_ports = own_ports
 
-    async def dial(self, host: str, port: int, lookups: asyncio.Semaphore) -> Upstream:
+    async def dial(
+        self, host: str, port: int, lookups: asyncio.Semaphore, *, named: bool = True
+    ) -> Upstream:
         """Returns a connection to one of the name's allowed addresses, the first that answers.
 
-        `lookups` bounds how many names one sandbox has looked up at once: others want to, too.
+        `lookups` bounds how many names one sandbox has looked up at once: others want to, too. A name
+        that no entry names (`*` fits it alone) may not be private, whatever the operator says of it.
 
         The name is looked up once and the addresses that were checked are the ones connected to:
         a second answer of its name server changes nothing. Raises Refused or Failed.
@@ -104,7 +107,7 @@ class Dialer:
                 addresses = await self._resolver.addresses(host)
         except LookupFailed as error:
             raise Failed(f"{host} cannot be looked up: {error}") from None
-        reasons = {address: self._refusal(host, address, port) for address in addresses}
+        reasons = {address: self._refusal(host, address, port, named) for address in addresses}
         allowed = [address for address, reason in reasons.items() if reason is None]
         if not allowed:
             address, reason = next(iter(reasons.items()))
@@ -124,13 +127,13 @@ class Dialer:
                 return Upstream(reader, writer, address)
         raise Failed(f"{host} port {port} cannot be reached: {why}")
 
-    def _refusal(self, host: str, address: Address, port: int) -> str | None:
+    def _refusal(self, host: str, address: Address, port: int, named: bool) -> str | None:
         if reason := never_reachable(address):
             return reason
         local = _is_local(address)
         if local and port in self._own_ports():
             return "the node's own service"
-        if self._resolver.is_pinned(host) or self._may_be_private(host):
+        if named and (self._resolver.is_pinned(host) or self._may_be_private(host)):
             return None
         return "an address of the node's machine" if local else not_public(address)
 

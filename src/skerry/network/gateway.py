@@ -17,10 +17,12 @@ import h11
 
 from skerry.errors import InvalidRequest, SkerryError
 from skerry.network import plain, tunnel
+from skerry.network.addresses import not_public
 from skerry.network.decision import Decisions
 from skerry.network.dial import Dialer, Failed, Refused, Stream, Upstream
 from skerry.network.policy import Policy, Rule
 from skerry.network.target import Target, of_request
+from skerry.spec.network import EVERYTHING
 from skerry.wire.network import NetworkView
 
 HEAD_S = 30.0  # from the first byte of a connection, or the end of an exchange, to a whole request
@@ -115,7 +117,7 @@ class Gateway:
         self.entries, self.policy = entries, policy
         for visit in tuple(self._visits):
             target = visit.target
-            if target is not None and policy.allows(target.host, target.port) is None:
+            if target is not None and not _still_allowed(visit, target, policy):
                 self._decisions.add(
                     "refused",
                     method="CUT",
@@ -198,7 +200,9 @@ class Gateway:
         # One address after the other may be tried, each with a limit of its own.
         visit.allow(self._bounds.idle_s)
         try:
-            upstream = await self._dialer.dial(target.host, target.port, self._lookups)
+            upstream = await self._dialer.dial(
+                target.host, target.port, self._lookups, named=rule.named
+            )
         except Refused as error:
             raise self._refused(method, target, f"{error}", leads=True) from None
         except Failed as error:
@@ -303,8 +307,17 @@ class Gateway:
         return Answer(status, phrase, why)
 
 
+def _still_allowed(visit: Visit, target: Target, policy: Policy) -> bool:
+    rule = policy.allows(target.host, target.port)
+    if rule is None or rule.named:
+        return rule is not None
+    return visit.upstream is not None and not_public(visit.upstream.address) is None
+
+
 def _shown(rule: Rule) -> str:
     port = "" if rule.port is None else f":{rule.port}"
+    if not rule.named:
+        return f"{EVERYTHING}{port}"
     return f"{'*.' if rule.wildcard else ''}{rule.host}{port}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from skerry.spec.network import PORTS, Entry
@@ -11,7 +11,7 @@ from skerry.spec.network import PORTS, Entry
 class Rule(NamedTuple):
     """One allowed host; `source` is the entry of the user that it comes from."""
 
-    host: str  # canonical; of a wildcard what must follow a further label
+    host: str  # canonical; of a wildcard what must follow a further label, "" is every name
     wildcard: bool
     port: int | None  # None: PORTS
     source: str
@@ -20,6 +20,11 @@ class Rule(NamedTuple):
     def of(cls, entry: Entry, source: str) -> Rule:
         """Returns the rule of an entry that names a host."""
         return cls(entry.host, entry.wildcard, entry.port, source)
+
+    @property
+    def named(self) -> bool:
+        """Whether it says which host: `*` does not."""
+        return bool(self.host)
 
     def fits(self, port: int) -> bool:
         """Returns whether it allows the port."""
@@ -41,9 +46,7 @@ class Policy:
         for rule in self._exact.get(host, ()):
             if rule.fits(port):
                 return rule
-        parent = host
-        while "." in parent:
-            parent = parent.partition(".")[2]
+        for parent in _above(host):
             for rule in self._below.get(parent, ()):
                 if rule.fits(port):
                     return rule
@@ -51,7 +54,11 @@ class Policy:
 
     def knows(self, host: str) -> bool:
         """Returns whether some port of the host is allowed: then only the port was wrong."""
-        if host in self._exact:
-            return True
-        parts = host.split(".")
-        return any(".".join(parts[at:]) in self._below for at in range(1, len(parts)))
+        return host in self._exact or any(parent in self._below for parent in _above(host))
+
+
+def _above(host: str) -> Iterator[str]:
+    """Yields what a wildcard that fits the host may end with, longest first; the last is ""."""
+    while host:
+        host = host.partition(".")[2]
+        yield host

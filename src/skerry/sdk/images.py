@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from skerry.errors import Bug, InvalidRequest, SandboxFailed
+from skerry.errors import Bug, InvalidRequest, NotFound, SandboxFailed
+from skerry.sdk.bases import ImageSources, find_base
 from skerry.sdk.context import Context
 from skerry.sdk.ocisource import REGISTRY, parse_oci_source, read_auth
 from skerry.sdk.recipe_build import RecipeBuild
@@ -158,6 +159,24 @@ class AsyncImages:
             "POST", f"{_path(name)}/import", chunks, LayerManifest, params
         )
 
+    async def find(
+        self, name: str, sources: ImageSources | None = None, *, on_log: Log | None = None
+    ) -> LayerManifest:
+        """Returns the base that a name stands for: a layer, or an image as Docker names it.
+
+        If there is none it is fetched, once, from where `sources` allow it. Raises NotFound, and
+        what `import_oci` raises.
+        """
+        given = sources or ImageSources()
+
+        async def fetch(layer: str, source: str) -> LayerManifest:
+            auth, verify = given.authfile, given.tls_verify
+            return await self.import_oci(
+                layer, source, authfile=auth, tls_verify=verify, on_log=on_log
+            )
+
+        return await find_base(name, given, self.inspect, fetch)
+
     async def push(
         self,
         names: str | Sequence[str],
@@ -279,14 +298,17 @@ class AsyncImages:
         memory: int | str = "4GiB",
         timeout: float = 1800.0,  # noqa: ASYNC109 - of each step
         cache: bool = True,
+        sources: ImageSources | None = None,
         on_log: Log | None = None,
     ) -> LayerManifest:
         """Makes a layer by a recipe in the Dockerfile language (`skerry.spec.recipe` says what of it).
 
         Each RUN and COPY runs in a sandbox, its layer kept in `workspace/build-cache`, and is not run
         again while nothing before it has changed. The layer holds what all of them changed on FROM,
-        scrubbed as a commit is; as a base/ it holds FROM too. `network` is what steps may reach:
-        by default what the operator lets builds reach. SandboxFailed names the line that failed.
+        scrubbed as a commit is; as a base/ it holds FROM too. One that there is and that was made of
+        the very same is returned as it is. `network` is what steps may reach: by default what the
+        operator lets builds reach. FROM is found as `find` does it. SandboxFailed names the line
+        that failed.
         """
         parsed = parse_recipe(recipe, args)
         place = None if context is None else Context(context)
@@ -296,17 +318,30 @@ class AsyncImages:
                 image=image, layers=layers, network=network, cpu=cpu, memory=memory, pids=4096
             )
 
+        async def find(base: str) -> LayerManifest:
+            return await self.find(base, sources, on_log=on_log)
+
         log = on_log or _silent
-        steps = RecipeBuild(self, create, log, timeout_s=timeout, use_cache=cache)
+        steps = RecipeBuild(self, find, create, log, timeout_s=timeout, use_cache=cache)
         built = await steps.run(parsed, place)
+        if cache and (found := await self._same(name, built.key)) is not None:
+            return found
         base = parse_layer_name(name, LayerKind.BASE).kind is LayerKind.BASE
         body = CollapseBody(
             layers=(built.base, *built.layers) if base else built.layers,
             scrub=DEFAULT,
             config=built.config,
-            recipe={"recipe": recipe, "base": built.base},
+            recipe={"recipe": recipe, "base": built.base, "key": built.key},
         )
         return await self._made(f"{_path(name)}/collapse", body, on_log)
+
+    async def _same(self, name: str, key: str) -> LayerManifest | None:
+        """Returns the layer of that name if a recipe with this key made it."""
+        try:
+            found = await self.inspect(name)
+        except NotFound:
+            return None
+        return found if found.recipe.get("key") == key else None
 
     async def _made(self, path: str, body: msgspec.Struct, on_log: Log | None) -> LayerManifest:
         """Returns what long work makes, its lines told as they come."""

@@ -36,6 +36,8 @@ _SEED = "skerry recipe 1"
 _NOTHING = CopyStep(line=0, text="nothing to do", target="/")  # a layer without a file
 
 Log = Callable[[str], None]
+# Returns the base that a FROM names; NotFound.
+Find = Callable[[str], Awaitable[LayerManifest]]
 # Makes a sandbox of a base and layers; the build ends it.
 Create = Callable[[str, Sequence[str]], Awaitable[AsyncSandbox]]
 
@@ -56,6 +58,7 @@ class Built(msgspec.Struct, frozen=True):
     base: str
     layers: tuple[str, ...]
     config: ImageConfig
+    key: str  # of the base, the steps, what they copy, and the config
 
 
 class RecipeBuild:
@@ -64,6 +67,7 @@ class RecipeBuild:
     def __init__(
         self,
         images: Images,
+        find: Find,
         create: Create,
         log: Log,
         *,
@@ -71,6 +75,7 @@ class RecipeBuild:
         use_cache: bool = True,
     ) -> None:
         self._images = images
+        self._find = find
         self._create = create
         self._log = log
         self._timeout_s = timeout_s
@@ -78,7 +83,7 @@ class RecipeBuild:
 
     async def run(self, recipe: Recipe, context: Context | None) -> Built:
         """Runs what is not cached; SandboxFailed names the line that failed, with its output."""
-        base = await self._images.inspect(recipe.base)
+        base = await self._find(recipe.base)
         planned = plan(recipe, composed_config(base.layers()))
         for note in planned.notes:
             self._log(f"note: {note}")
@@ -96,7 +101,8 @@ class RecipeBuild:
             if found is None:
                 found = await self._make(step, context, pinned, layers, name)
             layers.append(_pinned(found))
-        return Built(pinned, tuple(layers), planned.config)
+        key = _digest(key, msgspec.json.encode(planned.config, order="sorted"))
+        return Built(pinned, tuple(layers), planned.config, key)
 
     async def _folded(self, layers: Sequence[str], name: str) -> str:
         """Returns one layer in the place of many: a sandbox takes no more than so many."""

@@ -24,6 +24,7 @@ from skerry.sdk import sandboxes as _sandboxes
 from skerry.sdk import session as _session
 from skerry.sdk import stream as _stream
 from skerry.sdk import trajectories as _trajectories
+from skerry.sdk.bases import ImageSources
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
 from skerry.sdk.images import Log
@@ -1607,6 +1608,16 @@ class Images:
             )
         )
 
+    def find(
+        self, name: str, sources: ImageSources | None = None, *, on_log: Log | None = None
+    ) -> LayerManifest:
+        """Returns the base that a name stands for: a layer, or an image as Docker names it.
+
+        If there is none it is fetched, once, from where `sources` allow it. Raises NotFound, and
+        what `import_oci` raises.
+        """
+        return self._portal.call(self._inner.find(name, sources, on_log=on_log))
+
     def push(
         self,
         names: str | Sequence[str],
@@ -1706,14 +1717,17 @@ class Images:
         memory: int | str = "4GiB",
         timeout: float = 1800.0,
         cache: bool = True,
+        sources: ImageSources | None = None,
         on_log: Log | None = None,
     ) -> LayerManifest:
         """Makes a layer by a recipe in the Dockerfile language (`skerry.spec.recipe` says what of it).
 
         Each RUN and COPY runs in a sandbox, its layer kept in `workspace/build-cache`, and is not run
         again while nothing before it has changed. The layer holds what all of them changed on FROM,
-        scrubbed as a commit is; as a base/ it holds FROM too. `network` is what steps may reach:
-        by default what the operator lets builds reach. SandboxFailed names the line that failed.
+        scrubbed as a commit is; as a base/ it holds FROM too. One that there is and that was made of
+        the very same is returned as it is. `network` is what steps may reach: by default what the
+        operator lets builds reach. FROM is found as `find` does it. SandboxFailed names the line
+        that failed.
         """
         return self._portal.call(
             self._inner.build_recipe(
@@ -1726,6 +1740,7 @@ class Images:
                 memory=memory,
                 timeout=timeout,
                 cache=cache,
+                sources=sources,
                 on_log=on_log,
             )
         )

@@ -6,6 +6,7 @@
 | `example.org` | that name, ports 80 and 443 |
 | `*.example.org` | every name below it, at any depth, and not `example.org` itself; 80 and 443 |
 | `example.org:8443`, `*.example.org:8443` | that port only |
+| `*` | every public name, ports 80 and 443 |
 
 Addresses and CIDRs are no entries: what is fetched is checked by its name, and an address has none.
 """
@@ -19,6 +20,7 @@ from skerry.errors import InvalidRequest
 
 ENTRIES_MAX = 256
 NAME_BYTES_MAX = 253
+EVERYTHING = "*"  # every name; that private addresses are refused stays as it is
 PORTS = (80, 443)  # of an entry that names none
 
 _WORD = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -32,7 +34,7 @@ class Entry(NamedTuple):
 
     text: str
     word: str | None = None
-    host: str = ""  # canonical; of a wildcard without the `*.`
+    host: str = ""  # canonical; of a wildcard without the `*.`, of EVERYTHING ""
     wildcard: bool = False
     port: int | None = None
 
@@ -86,6 +88,8 @@ def parse_entry(text: str) -> Entry:
         raise InvalidRequest(f"network: {shown} holds a user: write only the host name")
     if _WORD.fullmatch(text) is not None:
         return Entry(text, word=text)
+    if text == EVERYTHING:
+        return Entry(text, wildcard=True)
     host, colon, port = text.rpartition(":")
     if not colon or ":" in host or host.startswith("["):
         host, port = text, ""

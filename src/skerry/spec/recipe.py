@@ -2,7 +2,7 @@
 
 | instruction | taken |
 |---|---|
-| FROM IMAGE | once; a layer's name: debian:12 is base/debian:12. ARG may stand before it |
+| FROM IMAGE | once; a layer (debian:12 is base/debian:12), or a registry's image; ARG may stand before |
 | RUN | shell form, `["exec", "form"]`, here-document; a cache mount is dropped with a note |
 | COPY | files and directories of the context, patterns, here-documents; --chown, --chmod, --link |
 | ENV, ARG, WORKDIR, USER | as in Docker |
@@ -33,6 +33,7 @@ from skerry.spec.recipe_text import (
     without_documents,
     words,
 )
+from skerry.spec.reference import parse_reference
 
 # What Docker lets a build set without an ARG that names it.
 FREE_ARGS = frozenset(
@@ -144,10 +145,11 @@ def _base(one: Instruction, values: Mapping[str, str], escape: str) -> str:
     try:
         name: LayerName = parse_layer_name(parts[0], LayerKind.BASE)
     except InvalidRequest as error:
-        raise fault(
-            one.line,
-            f"{error.message}. Images of a registry are imported first: skerry image import",
-        ) from None
+        try:
+            parse_reference(parts[0])
+        except InvalidRequest:
+            raise fault(one.line, error.message) from None
+        return parts[0]
     if name.kind is not LayerKind.BASE:
         raise fault(one.line, f"FROM {parts[0]}: it must be a base, not a {name.kind}")
     return str(name)

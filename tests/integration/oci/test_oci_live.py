@@ -12,6 +12,7 @@ import pytest
 import registry as registries
 from oci_images import Layout, docker_archive
 from registry import Registry
+from skerry import ImageSources
 from skerry.errors import NotFound, RegistryDenied
 
 pytestmark = pytest.mark.root
@@ -191,3 +192,43 @@ async def test_image_of_127_layers_with_links_and_deletions_between_them_runs(
             assert await said(sandbox, same) == "2"
     finally:
         await images.remove("toolkit/deep")
+
+
+async def test_recipe_begins_with_an_image_of_a_registry_that_it_may_use(
+    node_client, closed: Registry, layout: Layout, tmp_path: Path
+) -> None:
+    closed.push(layout.path, "1", "library/made:1", closed.auth_file())
+    recipe = "FROM made:1\nENV LEVEL=recipe\nCOPY <<E /opt/tool/more\nmore\nE\n"
+    images = node_client.images
+    with pytest.raises(NotFound, match="no image 'made:1' here"):
+        await images.build_recipe("workspace/from-registry", recipe, network=())
+    elsewhere = recipe.replace("made:1", f"{closed.host}/library/made:1")
+    sources = ImageSources(registries=("docker.io",))
+    with pytest.raises(NotFound, match="is none of the registries"):
+        await images.build_recipe("workspace/from-registry", elsewhere, sources=sources)
+    sources = ImageSources(
+        registries=(closed.host,), authfile=tmp_path / "auth.json", tls_verify=False
+    )
+    try:
+        made = await images.build_recipe(
+            "workspace/from-registry", recipe, network=(), sources=sources
+        )
+        closed.push(layout.path, "1", "library/made:2", closed.auth_file())
+        again = await images.build_recipe(
+            "workspace/from-registry", recipe, network=(), sources=ImageSources()
+        )
+        assert again == made  # there is a layer of that name now, and the same was made of it
+        assert made.recipe["base"].startswith("base/made:1@sha256:")
+        aliased = await images.build_recipe(
+            "workspace/from-registry",
+            recipe.replace("made:1", "whatever.example/x:9"),
+            network=(),
+            sources=ImageSources(aliases={"whatever.example/x:9": "base/made:1"}),
+        )
+        assert aliased == made
+    finally:
+        for name in ("workspace/from-registry", "base/made:1"):
+            await images.remove(name)
+        for one in await images.list():
+            if one.name.startswith("workspace/build-cache/"):
+                await images.remove(one.name)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 # Imports every module of Skerry but the adapters, and tells who asked for a harness or an adapter.
 CODE = """
-import importlib, pkgutil, sys, traceback
+import importlib, pathlib, sys, traceback
 
 HARNESSES = set(sys.argv[1].split(","))
 asked = []
@@ -26,11 +26,14 @@ sys.meta_path.insert(0, Finder())
 import skerry, skerry.aio, skerry.cli.main
 skerry.connect, skerry.SandboxOptions  # these are loaded when they are asked for
 count = 0
-for module in pkgutil.walk_packages(skerry.__path__, "skerry."):
-    if module.name.startswith("skerry.compat.") or module.name.endswith("__main__"):
+root = pathlib.Path(skerry.__path__[0])  # pkgutil would import the adapters that are packages
+for path in sorted(root.rglob("*.py")):
+    name = ".".join(("skerry", *path.relative_to(root).with_suffix("").parts))
+    name = name.removesuffix(".__init__")
+    if name.startswith("skerry.compat.") or name.endswith("__main__"):
         continue
     try:
-        importlib.import_module(module.name)
+        importlib.import_module(name)
     except ImportError as error:
         assert error.name in {"obstore", "pyarrow"}, error  # other extras
     count += 1

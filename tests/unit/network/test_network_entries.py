@@ -103,6 +103,7 @@ def test_what_is_no_name_is_refused(text: str) -> None:
         ("index.org:8443", None, "index.org", False, 8443),
         ("*.example.net:80", None, "example.net", True, 80),
         ("localhost:8080", None, "localhost", False, 8080),
+        ("*", None, "", True, None),
     ],
 )
 def test_entries_say_what_they_say(text, word, host, wildcard, port) -> None:
@@ -121,7 +122,8 @@ def test_entries_say_what_they_say(text, word, host, wildcard, port) -> None:
         ("[::1]:443", "address"),
         ("::1", "address"),
         ("user@host.org", "user"),
-        ("*", "host name"),
+        ("*:443", "host name"),
+        ("*.", "no host name"),
         ("*.org", "too wide"),
         ("*.*.org", "not allowed"),
         ("a.*.org", "not allowed"),
@@ -217,6 +219,17 @@ def test_wildcard_is_everything_below_and_not_the_name_itself() -> None:
         assert allowed.allows(host, 443) is None
     assert allowed.knows("deb.example.net")
     assert not allowed.knows("example.net")
+
+
+def test_star_is_every_name_on_the_ports_of_the_web() -> None:
+    allowed = policy("*", "git.example.org:8443")
+    for host in ("example.net", "a.b.example.org", "org", "git.example.org"):
+        rule = allowed.allows(host, 443)
+        assert rule is not None
+        assert not rule.named
+        assert allowed.allows(host, 22) is None
+        assert allowed.knows(host)
+    assert allowed.allows("git.example.org", 8443).named
 
 
 def test_port_in_an_entry_is_the_only_one() -> None:

@@ -209,6 +209,23 @@ async def test_control_operator_may_allow_a_private_address(make) -> None:
         assert not stand.asked  # a pinned name is never looked up
 
 
+async def test_star_leads_to_no_private_address_even_where_the_operator_allows_one(make) -> None:
+    addresses = {"pinned.example": ("127.0.0.1",)}
+    stand = make("*", addresses=addresses)
+    for host in ("pinned.example", "a.test", "evil.example"):
+        answer = await stand.ask(connect_line(host, 443))
+        assert answer.startswith(b"HTTP/1.1 403 "), answer
+        assert b"leads to an address that is not public\r\n" in answer
+    async with server(echo) as port:
+        named = make("*", f"pinned.example:{port}", f"a.test:{port}", addresses=addresses)
+        for host in ("pinned.example", "a.test"):
+            client = await opened(named, host, port)
+            named.change("*", f"a.test:{port}")
+            if host == "pinned.example":
+                assert await client.rest() == b""
+            client.reset()
+
+
 async def test_rebinding_gains_nothing(make) -> None:
     """The addresses that were checked are those connected to, and each connection checks anew."""
     answers = iter([["203.0.114.1"], ["127.0.0.1"], ["127.0.0.1", "203.0.114.1"]])
