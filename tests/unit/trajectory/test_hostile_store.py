@@ -116,6 +116,8 @@ def test_journal_refuses_what_it_could_not_read_again(tmp_path):
         value = [value]
     with pytest.raises(InvalidRequest, match="nested"):
         journal.append("a", "kind", {"request": value})
+    with pytest.raises(InvalidRequest, match="nested"):
+        journal.append_all("a", "kind", [{"request": 1}, {"request": value}])
     journal.append("a", "kind", {"request": value[0][0][0][0]})
     journal.close()
     again = Journal.open(str(tmp_path), now_ns=lambda: 1)

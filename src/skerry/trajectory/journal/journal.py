@@ -106,7 +106,7 @@ class Journal:
         chain = self._chains.get(subject)
         prev_hash = chain.hash if chain is not None else NO_HASH
         now_ns = self._now_ns()
-        body = self._encode((self._seq + 1, subject, kind, now_ns, prev_hash, data))
+        body = self._body(self._seq + 1, subject, kind, now_ns, prev_hash, data)
         record = frame_body(body)
         return self._write(subject, chain, now_ns, record, ((len(record), body_hash(body)),))
 
@@ -121,14 +121,18 @@ class Journal:
         told, parts = [], []
         for data in items:
             seq += 1
-            body = self._encode((seq, subject, kind, now_ns, prev_hash, data))
-            if is_deep(body):
-                raise InvalidRequest(f"a record is nested more than {DEPTH_MAX} deep")
+            body = self._body(seq, subject, kind, now_ns, prev_hash, data)
             prev_hash = body_hash(body)
             record = frame_body(body)
             told.append((len(record), prev_hash))
             parts.append(record)
         return self._write(subject, chain, now_ns, b"".join(parts), told)
+
+    def _body(self, *fields: Any) -> bytes:
+        body = self._encode(fields)
+        if is_deep(body):
+            raise InvalidRequest(f"a record is nested more than {DEPTH_MAX} deep")
+        return body
 
     def read(self, position: Position) -> Record:
         """Returns a record of a living subject; raises NotFound."""
