@@ -138,9 +138,9 @@ class App:
 
     def emit(self, value: Any) -> None:
         """Prints one JSON object on a line of stdout."""
-        from skerry.cli.plain import plain
+        from skerry.cli.jsonable import jsonable
 
-        click.echo(json.dumps(plain(value), ensure_ascii=False))
+        click.echo(json.dumps(jsonable(value), ensure_ascii=False))
 
     def console(self, *, err: bool = False) -> Console:
         """Returns a rich console on stdout, or on stderr for progress."""

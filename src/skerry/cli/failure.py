@@ -70,7 +70,7 @@ def report(app: App, error: BaseException) -> int:
 
 
 def _say(app: App, error: SkerryError) -> None:
-    from skerry.cli.plain import plain
+    from skerry.cli.jsonable import jsonable
 
     hint = hint_for(error, remote=app.settings.url is not None, state=app.settings.state)
     if app.as_json:
@@ -80,7 +80,7 @@ def _say(app: App, error: SkerryError) -> None:
             "fault": str(error.fault),
             "message": error.message,
             "retryable": error.retryable,
-            "fields": plain(fields),
+            "fields": jsonable(fields),
             "hint": hint,
         }
         click.echo(json.dumps(body, ensure_ascii=False), err=True)

@@ -98,7 +98,7 @@ def ls(app: App, /, *, every: bool, cache: bool) -> None:
     Steps of recipes, which builds keep as workspace/build-cache/..., are left out, but with --all;
     --json says of each layer whether it is one (build_cache). They go by themselves after two weeks.
     """
-    from skerry.cli.plain import plain
+    from skerry.cli.jsonable import jsonable
     from skerry.spec.recipe import is_build_cache
 
     if every and cache:
@@ -112,7 +112,7 @@ def ls(app: App, /, *, every: bool, cache: bool) -> None:
     found = [one for one in known if every or is_build_cache(one.name) == cache]
     if app.as_json:
         for item in found:
-            app.emit(plain(item) | {"build_cache": is_build_cache(item.name)})
+            app.emit(jsonable(item) | {"build_cache": is_build_cache(item.name)})
         return
     hidden = [one for one in known if is_build_cache(one.name)] if not every and not cache else []
     if hidden:

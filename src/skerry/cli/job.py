@@ -81,12 +81,12 @@ def show(app: App, /, *, job_id: str) -> None:
 
     info, queue, progress = app.wait_for(work)
     if app.as_json:
-        from skerry.cli.plain import plain
+        from skerry.cli.jsonable import jsonable
 
         rollouts = None
         if progress is not None:
-            rollouts = {"status": plain(progress[0]), "signal": plain(progress[1])}
-        app.emit({**plain(info), "queue": plain(queue), "rollouts": rollouts})
+            rollouts = {"status": jsonable(progress[0]), "signal": jsonable(progress[1])}
+        app.emit({**jsonable(info), "queue": jsonable(queue), "rollouts": rollouts})
         return
     _describe(app, info)
     if progress is not None:

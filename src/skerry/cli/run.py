@@ -128,14 +128,14 @@ async def _run_terminal(app: App, sandbox: Sandbox, command: Command) -> RunResu
 async def run_for_json(app: App, sandbox: Sandbox, command: Command) -> RunResult:
     """Runs the command, collects its output, and prints the result as one object."""
     from skerry.cli import stdio
+    from skerry.cli.jsonable import jsonable
     from skerry.cli.loop import Lane
-    from skerry.cli.plain import plain
 
     stdin = None
     if command.interactive:
         stdin = b"".join([chunk async for chunk in stdio.stdin_chunks(Lane())])
     result = await sandbox.run(list(command.argv), stdin=stdin, **command.keywords())
-    app.emit({"sandbox": sandbox.id, **plain(result)})
+    app.emit({"sandbox": sandbox.id, **jsonable(result)})
     return result
 
 
@@ -176,7 +176,7 @@ async def detached(app: App, sandbox: Sandbox, command: Command) -> int:
 async def finish_in_session(app: App, sandbox: Sandbox, name: str, command: Command) -> int:
     """Runs the command in the session, which is made if need be; returns the exit status."""
     from skerry.cli import stdio
-    from skerry.cli.plain import plain
+    from skerry.cli.jsonable import jsonable
 
     options: dict[str, Any] = {"env": command.env, "user": command.user, "cwd": command.cwd}
     for known in await sandbox.sessions():
@@ -188,7 +188,7 @@ async def finish_in_session(app: App, sandbox: Sandbox, name: str, command: Comm
     script = words[0] if len(words) == 1 else shlex.join(words)
     if app.as_json:
         result = await session.run(script, timeout=command.timeout)
-        app.emit({"sandbox": sandbox.id, "session": name, **plain(result)})
+        app.emit({"sandbox": sandbox.id, "session": name, **jsonable(result)})
         return stdio.status_of(result, lambda _: None)
     output = stdio.Output()
     events = session.stream(script, timeout=command.timeout)

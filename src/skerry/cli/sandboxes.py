@@ -86,9 +86,9 @@ def inspect(app: App, /, *, ids: tuple[str, ...]) -> None:
 
     for info, usage in app.wait_for(work):
         if app.as_json:
-            from skerry.cli.plain import plain
+            from skerry.cli.jsonable import jsonable
 
-            app.emit({**plain(info), "usage": plain(usage)})
+            app.emit({**jsonable(info), "usage": jsonable(usage)})
         else:
             _describe(app, info, usage)
 

@@ -111,9 +111,9 @@ def check(app: App, /, *, paths: tuple[str, ...], repeats: int | None, jobs: str
 
 def _show(app: App, item: TaskCheck) -> None:
     if app.as_json:
-        from skerry.cli.plain import plain
+        from skerry.cli.jsonable import jsonable
 
-        app.emit({**plain(item), "sound": item.sound})
+        app.emit({**jsonable(item), "sound": item.sound})
         return
     word = click.style("sound", fg="green") if item.sound else click.style("not sound", fg="red")
     app.line(f"{item.task}  {word}  {item.gold.tests_passed} tests pass with the fix")

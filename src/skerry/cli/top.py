@@ -176,8 +176,10 @@ def cells(row: Row) -> tuple[object, ...]:
 
 def as_object(now: NodeUsage, rows: list[Row]) -> dict[str, Any]:
     """Returns the reading as one object."""
-    from skerry.cli.plain import plain
+    from skerry.cli.jsonable import jsonable
 
-    whole: dict[str, Any] = plain(now)
-    whole["items"] = [{**plain(row.seen), "cpu_percent": round(row.cpu_percent, 2)} for row in rows]
+    whole: dict[str, Any] = jsonable(now)
+    whole["items"] = [
+        {**jsonable(row.seen), "cpu_percent": round(row.cpu_percent, 2)} for row in rows
+    ]
     return whole

@@ -31,7 +31,7 @@ _METADATA = frozenset(
 )
 
 
-def plain(address: Address) -> Address:
+def unwrapped(address: Address) -> Address:
     """Returns the IPv4 address that an IPv6 address only wraps, else the address."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
@@ -46,7 +46,7 @@ def plain(address: Address) -> Address:
 
 def never_reachable(address: Address) -> str | None:
     """Returns why nobody may connect there, whatever the operator allows; None if one may."""
-    address = plain(address)
+    address = unwrapped(address)
     if address in _METADATA:
         return "a metadata address"
     if address.is_link_local:
@@ -62,7 +62,7 @@ def not_public(address: Address) -> str | None:
     """Returns why the address is none of the public internet; None if it is one."""
     if reason := never_reachable(address):
         return reason
-    address = plain(address)
+    address = unwrapped(address)
     if address.is_loopback:
         return "a loopback address"
     if isinstance(address, ipaddress.IPv6Address) and (

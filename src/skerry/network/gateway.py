@@ -16,7 +16,7 @@ from typing import NamedTuple
 import h11
 
 from skerry.errors import InvalidRequest, SkerryError
-from skerry.network import plain, tunnel
+from skerry.network import http, tunnel
 from skerry.network.addresses import not_public
 from skerry.network.decision import Decisions
 from skerry.network.dial import Dialer, Failed, Refused, Stream, Upstream
@@ -170,7 +170,7 @@ class Gateway:
         return None
 
     async def _requests(self, visit: Visit) -> None:
-        inside = plain.Side(h11.SERVER, visit.stream, self._bounds.header_bytes_max)
+        inside = http.Side(h11.SERVER, visit.stream, self._bounds.header_bytes_max)
         while True:
             visit.allow(HEAD_S)
             try:
@@ -214,7 +214,7 @@ class Gateway:
         return upstream
 
     async def _tunnel(
-        self, visit: Visit, inside: plain.Side, upstream: Upstream, target: Target
+        self, visit: Visit, inside: http.Side, upstream: Upstream, target: Target
     ) -> None:
         await visit.stream.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         visit.allow(HEAD_S)
@@ -232,14 +232,14 @@ class Gateway:
     async def _exchange(
         self,
         visit: Visit,
-        inside: plain.Side,
+        inside: http.Side,
         upstream: Upstream,
         request: h11.Request,
         target: Target,
     ) -> bool:
         """Carries a request and its answer; returns whether the connection goes on."""
-        outside = plain.Side(h11.CLIENT, upstream, self._bounds.header_bytes_max)
-        exchange = plain.Exchange(inside, outside, visit.moved)
+        outside = http.Side(h11.CLIENT, upstream, self._bounds.header_bytes_max)
+        exchange = http.Exchange(inside, outside, visit.moved)
         try:
             await exchange.carry(request, target)
         except (Failed, h11.RemoteProtocolError, h11.LocalProtocolError) as error:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
+from typing import NamedTuple
 
 from skerry.backends import registry
 from skerry.backends.api import Attended, Backend, Lazy
@@ -72,27 +73,14 @@ def build_node(
     cannot be used.
     """
     config.check()
-    limits = config.limits
     clock = clock or SystemClock()
-    _directories(config)
-    identity = claim(config.state_dir, config.socket_path)
-    try:
-        nodes.enter(config.registry_dir, identity.name, config)
-        found = backends if backends is not None else _backends(config, identity)
-        kept = None
-        if library is None:
-            kept = library = _library(config, identity.name)
-        tasks = Tasks()
-        store = (lambda: shared) if shared is not None else _objects(kept)
-        records = _records(config, identity.name, clock, store)
-    except BaseException:
-        identity.release()
-        raise
+    place = _open_place(config, clock, backends, library, shared)
+    identity, tasks, records, kept = place.identity, place.tasks, place.records, place.kept
 
     timers = Timers(clock)
     loop_watch = LoopWatch()
     sandboxes = Sandboxes(identity.name)
-    images = _images(config, library, clock, sandboxes)
+    images = _images(config, place.library, clock, sandboxes)
     return Node(
         Parts(
             config=config,
@@ -106,22 +94,60 @@ def build_node(
             networks=networks or Networks(config.network, clock),
             uplinks=_uplinks(config, clock, tasks),
             outputs=Outputs(os.path.join(config.state_dir, "spool")),
-            results=Results(limits.results_memory_bytes_max),
-            admission=_admission(config, clock, timers, host or _host(config, found), loop_watch),
+            results=Results(config.limits.results_memory_bytes_max),
+            admission=_admission(
+                config, clock, timers, host or _host(config, place.backends), loop_watch
+            ),
             loop_watch=loop_watch,
             sandboxes=sandboxes,
             owners=_owners(config, timers),
-            jobs=Jobs(clock, timers, records.ledger, limits),
+            jobs=Jobs(clock, timers, records.ledger, config.limits),
             images=images,
             imports=_imports(config, images, kept, oci),
             keeper=_keeper(config, clock, kept, sandboxes),
-            trajectories=_trajectories(config, identity.name, store, clock),
+            trajectories=_trajectories(config, identity.name, place.store, clock),
             scrubber=Scrubber(_patrol(config, kept), sandboxes, clock),
-            blobs=_blobs(config, identity.name, found, kept),
-            backends=found,
+            blobs=_blobs(config, identity.name, place.backends, kept),
+            backends=place.backends,
             version=_version(),
         )
     )
+
+
+class _Place(NamedTuple):
+    """What a node has of its host, once its state directory is its own."""
+
+    identity: Identity
+    backends: Mapping[str, Backend]
+    library: Library
+    kept: ImageLibrary | None  # the library, where it is this node's own
+    tasks: Tasks
+    store: Callable[[], Store] | None  # for trajectories
+    records: Records
+
+
+def _open_place(
+    config: NodeConfig,
+    clock: Clock,
+    backends: Mapping[str, Backend] | None,
+    library: Library | None,
+    shared: Store | None,
+) -> _Place:
+    """Claims the state directory and opens what lies there; else it is nobody's again."""
+    _directories(config)
+    identity = claim(config.state_dir, config.socket_path)
+    try:
+        nodes.enter(config.registry_dir, identity.name, config)
+        found = backends if backends is not None else _backends(config, identity)
+        kept = None
+        if library is None:
+            kept = library = _library(config, identity.name)
+        store = (lambda: shared) if shared is not None else _objects(kept)
+        records = _records(config, identity.name, clock, store)
+        return _Place(identity, found, library, kept, Tasks(), store, records)
+    except BaseException:
+        identity.release()
+        raise
 
 
 def _owners(config: NodeConfig, timers: Timers) -> Owners:

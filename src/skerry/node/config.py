@@ -53,6 +53,20 @@ class Limits:
     image_threads_max: int = 4
     plan_s_max: float = 120.0  # a create waits that long for a layer store that does not answer
 
+    def check(self) -> None:
+        """Raises InvalidRequest naming what makes no sense."""
+        if self.disk_free_min_bytes > 1024 * GIB:
+            raise InvalidRequest("limits.disk_free_min_bytes is out of bounds")
+        for name in ("creates_in_flight_max", "connections_max", "batches_max"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"limits.{name} must be at least 1")
+        if not 1 <= self.plan_s_max <= 3600:
+            raise InvalidRequest("limits.plan_s_max must be between a second and an hour")
+        if self.sandboxes_per_owner_max < 0:
+            raise InvalidRequest("limits.sandboxes_per_owner_max must not be negative")
+        if not 60 <= self.job_away_s_max <= 366 * 86_400:
+            raise InvalidRequest("limits.job_away_s_max must be between a minute and a year")
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
@@ -149,30 +163,14 @@ class NodeConfig:
         self.network.check()
         self.workers.check()
         self.trajectory.check()
-        if self.limits.disk_free_min_bytes > 1024 * GIB:
-            raise InvalidRequest("limits.disk_free_min_bytes is out of bounds")
-        for name in ("creates_in_flight_max", "connections_max", "batches_max"):
-            if getattr(self.limits, name) < 1:
-                raise InvalidRequest(f"limits.{name} must be at least 1")
-        if not 1 <= self.limits.plan_s_max <= 3600:
-            raise InvalidRequest("limits.plan_s_max must be between a second and an hour")
-        if self.limits.sandboxes_per_owner_max < 0:
-            raise InvalidRequest("limits.sandboxes_per_owner_max must not be negative")
-        if not 60 <= self.limits.job_away_s_max <= 366 * 86_400:
-            raise InvalidRequest("limits.job_away_s_max must be between a minute and a year")
+        self.limits.check()
         self.pressure.check()
         if not all(0.01 <= weight <= 100 for weight in self.weights.values()):
             raise InvalidRequest("weights: between 0.01 and 100 each")
         self.idle_reclaim.check()
         if self.zram is not None:
             parse_bytes(self.zram, "zram")
-        for name in ("lease_s", "exit_grace_s", "first_owner_s", "end_within_s"):
-            if not 0 < getattr(self, name) < 86_400:
-                raise InvalidRequest(f"{name} must be above 0 and below a day")
-        if not (self.collect_every_s == 0 or 60 <= self.collect_every_s < 30 * 86_400):
-            raise InvalidRequest("collect_every_s must be 0, or between a minute and 30 days")
-        if not (self.scrub_every_s == 0 or 1 <= self.scrub_every_s < 366 * 86_400):
-            raise InvalidRequest("scrub_every_s must be 0, or between a second and a year")
+        self._check_times()
         if not 64 << 10 <= self.scrub_bytes_per_s <= 1 << 40:
             raise InvalidRequest("scrub_bytes_per_s must be between 64 KiB and 1 TiB")
         if not 1 <= self.chain_commits_max <= CHAIN_COMMITS_MAX:
@@ -185,9 +183,18 @@ class NodeConfig:
             value = getattr(self, name)
             if value and not os.path.isabs(value):
                 raise InvalidRequest(f"{name} must be an absolute path")
+        return self
+
+    def _check_times(self) -> None:
+        for name in ("lease_s", "exit_grace_s", "first_owner_s", "end_within_s"):
+            if not 0 < getattr(self, name) < 86_400:
+                raise InvalidRequest(f"{name} must be above 0 and below a day")
+        if not (self.collect_every_s == 0 or 60 <= self.collect_every_s < 30 * 86_400):
+            raise InvalidRequest("collect_every_s must be 0, or between a minute and 30 days")
+        if not (self.scrub_every_s == 0 or 1 <= self.scrub_every_s < 366 * 86_400):
+            raise InvalidRequest("scrub_every_s must be 0, or between a second and a year")
         if self.orphan_after_s is not None and not 1 <= self.orphan_after_s < 30 * 86_400:
             raise InvalidRequest("orphan_after_s must be between a second and 30 days")
-        return self
 
 
 def tcp_address(text: str) -> tuple[str, int]:

@@ -15,9 +15,9 @@ from skerry.sdk import commits
 from skerry.sdk.command import AsyncCommandHandle
 from skerry.sdk.disk import SandboxDisk
 from skerry.sdk.files import AsyncFiles
+from skerry.sdk.identity import Identity
 from skerry.sdk.network import SandboxNetwork
 from skerry.sdk.patience import WAIT_S
-from skerry.sdk.plainly import Identity
 from skerry.sdk.running import Command, Runner, command_of
 from skerry.sdk.session import AsyncSession
 from skerry.sdk.stream import LiveCommand

@@ -23,8 +23,8 @@ from yarl import URL
 
 from skerry.errors import Bug, InvalidRequest, SkerryError, Unavailable
 from skerry.sdk.debts import Debts
+from skerry.sdk.identity import Direct
 from skerry.sdk.links import Links
-from skerry.sdk.plainly import Plainly
 from skerry.sdk.unary import WHOLE_BYTES_MAX, BadAnswer
 from skerry.wire.http import MSGPACK, OWNER_HEADER, ErrorBody
 from skerry.wire.pieces import PIECES, PieceReader
@@ -41,7 +41,7 @@ _encoder = msgspec.msgpack.Encoder()
 _plain = re.compile(r"[A-Za-z0-9_/?=&:.~-]*").fullmatch  # a target that needs no quoting
 
 
-class Transport(Plainly):
+class Transport(Direct):
     """Connections to one node; usable from several event loops in turn.
 
     Whole requests with whole answers go through connections of our own (pool.py); streams,

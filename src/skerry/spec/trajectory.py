@@ -199,18 +199,18 @@ def content_sha256(value: dict[str, Any]) -> str:
     return str(value.get("blob") or value.get("sha256") or "")
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Returns a value of structs, bytes and texts as plain JSON, bytes as content."""
     if isinstance(value, bytes | bytearray | memoryview):
         return content(bytes(value))
     if isinstance(value, msgspec.msgpack.Ext):  # nobody here writes one
         return content(bytes(value.data))
     if isinstance(value, msgspec.Struct):
-        return plain(msgspec.to_builtins(value, builtin_types=(bytes,)))
+        return as_json(msgspec.to_builtins(value, builtin_types=(bytes,)))
     if isinstance(value, dict):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {str(name): as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
+        return [as_json(inner) for inner in value]
     return value
 
 

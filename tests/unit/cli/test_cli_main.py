@@ -19,9 +19,9 @@ from skerry.cli import app as app_module
 from skerry.cli.app import App, Settings
 from skerry.cli.at_exit import AtExit
 from skerry.cli.failure import hint_for, report
+from skerry.cli.jsonable import jsonable
 from skerry.cli.loop import Interrupted, Lane, run_work
 from skerry.cli.main import COMMANDS, cli
-from skerry.cli.plain import plain
 from skerry.cli.words import age, plural, size
 from skerry.errors import InvalidRequest, NotFound, Overloaded, SkerryError, Unavailable
 from skerry.spec.command import RunResult
@@ -213,12 +213,12 @@ def test_a_lane_returns_values_and_raises_errors_without_blocking_the_loop() -> 
     assert on_loop < 0.05
 
 
-def test_plain_gives_every_field_and_bytes_that_are_no_text_in_base64() -> None:
-    body = plain(RunResult(exit_code=0, stdout=b"\xff", stderr=b"text"))
+def test_json_has_every_field_and_bytes_that_are_no_text_in_base64() -> None:
+    body = jsonable(RunResult(exit_code=0, stdout=b"\xff", stderr=b"text"))
     assert body["stdout_base64"] == "/w=="
     assert "stderr_base64" not in body
     assert body["signal"] is None
-    json.dumps(plain({"a": ("x\udcff", b"b", None, 1.5)}))
+    json.dumps(jsonable({"a": ("x\udcff", b"b", None, 1.5)}))
 
 
 def test_words_for_people() -> None:

@@ -19,7 +19,7 @@ from skerry.node.config import Limits
 from skerry.sdk.trajectories import AsyncTrajectories
 from skerry.sdk.transport import Transport
 from skerry.spec.command import CommandSpec
-from skerry.spec.trajectory import Outcome, plain, request_digest
+from skerry.spec.trajectory import Outcome, as_json, request_digest
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ async def test_digest_of_a_command_is_what_a_client_computes_of_what_it_asks(cli
         headers={"content-type": "application/json"},
     )
     (event,) = (await trajectories.page(sandbox, 1)).events
-    assert event.request_digest == request_digest(plain(spec))
+    assert event.request_digest == request_digest(as_json(spec))
     apart = event.request["stdin"].keys() & {"blob", "dropped"}  # by its digest
     assert bool(apart) == (size > 64 << 10)
 

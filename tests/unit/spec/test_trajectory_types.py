@@ -47,7 +47,7 @@ def test_what_a_caller_named_like_content_is_not_mistaken_for_it():
 
 def test_a_struct_becomes_plain_json_with_its_bytes_as_content():
     spec = CommandSpec(argv=("cat",), stdin=b"in")
-    assert trajectory.plain(spec) == {"argv": ["cat"], "stdin": {"bytes": 2, "text": "in"}}
+    assert trajectory.as_json(spec) == {"argv": ["cat"], "stdin": {"bytes": 2, "text": "in"}}
 
 
 def test_long_contents_are_found_and_what_only_looks_like_one_is_not():

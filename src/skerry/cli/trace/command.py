@@ -106,10 +106,10 @@ def _ls_jobs(app: App, folder: Path, job: str | None, *, everything: bool, neede
         click.echo(f"job {job} (the newest; --all shows all)", err=True)
     records = list_rollouts(folder, job)
     if app.as_json:
-        from skerry.cli.plain import plain
+        from skerry.cli.jsonable import jsonable
 
         for record in records:
-            app.emit({"kind": "rollout", **plain(record)})
+            app.emit({"kind": "rollout", **jsonable(record)})
         return bool(records)
     if everything:
         _show_jobs(app, records)
@@ -129,10 +129,10 @@ async def _ls_sandboxes(
         found = [info async for info in traces.select(**wanted)]
         where = traces.where
     if app.as_json:
-        from skerry.cli.plain import plain
+        from skerry.cli.jsonable import jsonable
 
         for info in found:
-            app.emit({"kind": "trajectory", **plain(info)})
+            app.emit({"kind": "trajectory", **jsonable(info)})
         return
     if not found:
         if not below:

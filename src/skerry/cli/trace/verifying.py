@@ -72,9 +72,9 @@ def _verify_jobs(app: App, folder: Path, job: str | None, *, everything: bool) -
 
 def _show_job_check(app: App, check: Check) -> None:
     if app.as_json:
-        from skerry.cli.plain import plain
+        from skerry.cli.jsonable import jsonable
 
-        app.emit({**plain(check), "sound": check.sound})
+        app.emit({**jsonable(check), "sound": check.sound})
         return
     word = click.style("sound", fg="green") if check.sound else click.style("broken", fg="red")
     app.line(f"{check.job}  {word}  {check.lines} lines, {check.rollouts} rollouts")
@@ -100,9 +100,9 @@ def _show_check(app: App, check: TrajectoryCheck) -> int:
     guilty = [finding for finding in check.findings if not finding.kind.innocent]
     status = 1 if guilty else INCOMPLETE if check.findings else 0
     if app.as_json:
-        from skerry.cli.plain import plain
+        from skerry.cli.jsonable import jsonable
 
-        app.emit({**plain(check), "sound": check.sound, "status": status})
+        app.emit({**jsonable(check), "sound": check.sound, "status": status})
         return status
     word = click.style("sound", fg="green")
     if status:

@@ -333,10 +333,10 @@ async def _stats(
 
 def _show_stats(app: App, by: str, groups: dict[str, TrajectoryStats]) -> None:
     if app.as_json:
-        from skerry.cli.plain import plain
+        from skerry.cli.jsonable import jsonable
 
         for name, one in groups.items():
-            app.emit({by: name, **plain(one)})
+            app.emit({by: name, **jsonable(one)})
         return
     app.table(
         [by.upper(), ">SANDBOXES", ">EVENTS", ">COMMANDS", ">NONZERO", ">BUSY", ">BETWEEN",

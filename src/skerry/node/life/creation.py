@@ -88,12 +88,7 @@ class Creation:
         self._uplinks.check(spec)
         if spec.key is not None and (known := await self._joined(spec, spec.key)) is not None:
             return known
-        backend = self._backends.get(spec.backend)
-        if backend is None:
-            names = ", ".join(sorted(self._backends))
-            raise InvalidRequest(
-                f"backend: {spec.backend[:80]!r} is none of {names} (an image is image=)"
-            )
+        backend = self._backend(spec)
         if origin is None:
             await self._images.until_there(spec)
         admission, monotonic = self._admission, self._clock.monotonic()
@@ -115,13 +110,7 @@ class Creation:
                 monotonic = self._clock.monotonic()  # waiting for room is no part of making
             async with admission.place(claim, priority=spec.priority, bounded=bounded, gone=gone):
                 _check_wanted(sandbox)
-                environment = (
-                    await self._images.plan(spec) if origin is None else origin.environment()
-                )
-                plan, sandbox.digests, sandbox.image = environment[:3]
-                sandbox.made_of, sandbox.restored = environment.made_of, environment.restored
-                sandbox.mounts = plan.mounts()
-                sandbox.parent = None if origin is None else origin.parent
+                plan = await self._composed(sandbox, origin)
                 await self._make(sandbox, backend, plan, monotonic, origin)
         except BaseException as error:
             cleaning = self._create_failed(sandbox, error)
@@ -131,6 +120,27 @@ class Creation:
         self._created(sandbox)
         await self._trail.levels.reach(spec)
         return sandbox
+
+    def _backend(self, spec: SandboxSpec) -> Backend:
+        backend = self._backends.get(spec.backend)
+        if backend is None:
+            names = ", ".join(sorted(self._backends))
+            raise InvalidRequest(
+                f"backend: {spec.backend[:80]!r} is none of {names} (an image is image=)"
+            )
+        return backend
+
+    async def _composed(self, sandbox: Sandbox, origin: Origin | None) -> RootfsPlan:
+        """Returns what it is made of, and notes that with it."""
+        if origin is None:
+            environment = await self._images.plan(sandbox.spec)
+        else:
+            environment = origin.environment()
+            sandbox.parent = origin.parent
+        plan, sandbox.digests, sandbox.image = environment[:3]
+        sandbox.made_of, sandbox.restored = environment.made_of, environment.restored
+        sandbox.mounts = plan.mounts()
+        return plan
 
     def _asked(self, spec: SandboxSpec, *, owner: str | None, tenant: str) -> Sandbox:
         """Returns a sandbox that is asked for; no connection owns what is in a job."""

@@ -335,7 +335,7 @@ def _is_same(known: ledger.Did, asked: ledger.Did) -> bool:
     return told(known) == told(asked)
 
 
-def plain(value: Any) -> Any:
+def as_recorded(value: Any) -> Any:
     """Returns a message as a record holds it: dicts, lists and scalars, bytes as they are."""
     return msgspec.to_builtins(value, builtin_types=(bytes,))
 

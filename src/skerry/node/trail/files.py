@@ -15,7 +15,7 @@ import msgspec
 from skerry.node.disk import Disk
 from skerry.node.files import Files
 from skerry.node.life.sandbox import Sandbox
-from skerry.node.trail.acts import Act, Trail, plain
+from skerry.node.trail.acts import Act, Trail, as_recorded
 from skerry.node.trail.intake import Intake
 from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
 from skerry.wire.asked import LOOKS, TYPES_MAX, named, of_op, of_path
@@ -197,7 +197,7 @@ class RecordedFiles:
         """Returns what a tree takes up."""
         async with self._trail.act(sandbox, "file.usage", of_path(path, user), op=op) as act:
             found = await self._files.usage(sandbox, path, user)
-            act.result = plain(found)
+            act.result = as_recorded(found)
             return found
 
     async def apply(
@@ -211,7 +211,7 @@ class RecordedFiles:
             if act.known is not None:
                 return []
             infos = await self._files.apply(sandbox, what)
-            found = [plain(info_to_wire(info)) for info in infos]
+            found = [as_recorded(info_to_wire(info)) for info in infos]
             if looks:
                 lines = b"".join(_json(one) + b"\n" for one in found)
                 short = len(lines) <= self._trail.contents.inline_bytes
@@ -254,14 +254,14 @@ class RecordedFiles:
 
 def _change(change: Change) -> dict[str, Any]:
     """Returns a change as it is sent, and the bytes of its path if that is no UTF-8."""
-    found: dict[str, Any] = plain(change_to_wire(change))
+    found: dict[str, Any] = as_recorded(change_to_wire(change))
     path = named(change.path)
     return found if isinstance(path, str) else found | {"path_bytes": path}
 
 
 async def _written(act: Act, intake: Intake, info: FileInfo | None) -> dict[str, Any]:
     act.request["content"] = await intake.end()
-    act.result = {} if info is None else plain(info_to_wire(info))
+    act.result = {} if info is None else as_recorded(info_to_wire(info))
     return act.result
 
 

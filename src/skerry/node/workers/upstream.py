@@ -10,7 +10,7 @@ from typing import Any
 
 import h11
 
-from skerry.network.plain import Side
+from skerry.network.http import Side
 from skerry.network.target import Headers
 
 CONNECT_S = 10.0  # a worker whose backlog is full for so long is not there

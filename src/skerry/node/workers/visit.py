@@ -12,7 +12,7 @@ import msgspec
 
 from skerry.errors import SkerryError
 from skerry.network.dial import Stream
-from skerry.network.plain import Side
+from skerry.network.http import Side
 from skerry.network.target import Headers
 from skerry.node.workers.relay import Refused
 

@@ -14,7 +14,7 @@ import msgspec
 
 from skerry.spec.command import CommandSpec
 from skerry.spec.layers import commit_name
-from skerry.spec.trajectory import plain
+from skerry.spec.trajectory import as_json
 from skerry.wire import asked
 from skerry.wire.commits import ForkBody
 from skerry.wire.events import EventsBody
@@ -56,16 +56,16 @@ def step_of(method: str, tail: str, params: Query, body: Any) -> Step | None:
     """Returns the operation that a request is, None if it is none."""
     if method == "POST" and tail in COMMANDS and isinstance(body, CommandSpec):
         action = "run" if body.session is None else "session.run"
-        return Step(action, plain(asked.of_command(body)), tail)
+        return Step(action, as_json(asked.of_command(body)), tail)
     if method == "POST" and tail == "/files/op" and isinstance(body, FileOp):
         return Step(
-            f"file.{body.op[:40]}", plain(asked.of_op(body)), tail, looks=body.op in asked.LOOKS
+            f"file.{body.op[:40]}", as_json(asked.of_op(body)), tail, looks=body.op in asked.LOOKS
         )
     if method == "POST" and tail == "/commits" and isinstance(body, CommitBody):
         return Step("commit", _commit(body), tail)
     if method == "POST" and tail == "/events" and isinstance(body, EventsBody):
         last = body.events[-1]
-        return Step(last.action, plain(last.request), tail)
+        return Step(last.action, as_json(last.request), tail)
     if method in ("GET", "PUT"):
         found = _content(method, tail, params)
         if found is not None:
@@ -91,18 +91,18 @@ def _content(method: str, tail: str, params: Query) -> Step | None:
     path, user = params.get("path", ""), params.get("user")
     flags = {name: params.get(name) == "1" for name in _FLAGS}
     if (method, tail) == ("PUT", "/tree"):
-        return Step("tree.put", plain(asked.of_path(path, user)), tail, content=True)
+        return Step("tree.put", as_json(asked.of_path(path, user)), tail, content=True)
     if (method, tail) == ("PUT", "/files"):
         if "offset" in params:
             more = {"offset": int(params["offset"]), "parents": flags["parents"]}
-            return Step("file.put", plain(asked.of_path(path, user, **more)), tail, content=True)
+            return Step("file.put", as_json(asked.of_path(path, user, **more)), tail, content=True)
         mode = int(params["mode"], 8) if "mode" in params else None
         request = asked.of_path(path, user, mode=mode, **flags)
-        return Step("file.write", plain(request), tail, content=True)
+        return Step("file.write", as_json(request), tail, content=True)
     if method != "GET":
         return None
     found = _look(tail, path, user, params)
-    return None if found is None else Step(found[0], plain(found[1]), tail, looks=True)
+    return None if found is None else Step(found[0], as_json(found[1]), tail, looks=True)
 
 
 def _look(
@@ -120,15 +120,15 @@ def _look(
         return "file.walk", asked.of_path(path, user, depth=depth, types=types, glob=glob)
     if tail == "/diff/tar":
         return "disk.tar", {"under": asked.named(params.get("under") or "/")}
-    plainly = {"/files/usage": "file.usage", "/tree": "tree.get"}
-    if tail in plainly:
-        return plainly[tail], asked.of_path(path, user)
+    looks = {"/files/usage": "file.usage", "/tree": "tree.get"}
+    if tail in looks:
+        return looks[tail], asked.of_path(path, user)
     return ("disk.diff", {}) if tail == "/diff" else None
 
 
 def _commit(body: CommitBody) -> dict[str, Any]:
     whole = msgspec.structs.replace(body, name=str(commit_name(body.name)))
-    return told("commit", plain(msgspec.to_builtins(whole)))
+    return told("commit", as_json(msgspec.to_builtins(whole)))
 
 
 def _marked(method: str, tail: str, body: Any) -> Step | None:
@@ -142,5 +142,5 @@ def _marked(method: str, tail: str, body: Any) -> Step | None:
         return None
     if isinstance(body, ForkBody):  # how long it waits, and its key, are not what is asked for
         body = msgspec.structs.replace(body, key=None, wait_s=0.0)
-    request = {"path": tail, "body": plain(body)} if body is not None else {"path": tail}
+    request = {"path": tail, "body": as_json(body)} if body is not None else {"path": tail}
     return Step(f"harness.{word}", request, tail, marked=True, first=first)

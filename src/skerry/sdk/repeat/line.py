@@ -24,7 +24,7 @@ from skerry.sdk.repeat.choices import chosen, diverged, unknown
 from skerry.sdk.repeat.past import Past, Tale
 from skerry.sdk.repeat.story import Story
 from skerry.spec.sandbox import IMAGE_DEFAULT, SandboxInfo, SandboxSpec, State
-from skerry.spec.trajectory import Event, Outcome, plain, request_digest
+from skerry.spec.trajectory import Event, Outcome, as_json, request_digest
 from skerry.wire.asked import NOTHING_CHANGED
 
 ATTEMPTS_MAX: Final = 100
@@ -286,5 +286,5 @@ def _created(spec: SandboxSpec) -> dict[str, object]:
     """Returns what counts of a create: not its key, nor what the rollout adds to it."""
     labels = {name: value for name, value in spec.labels.items() if name != names.MARKER}
     known = msgspec.structs.replace(spec, key=None, labels=labels)
-    found: dict[str, object] = plain(msgspec.to_builtins(known))
+    found: dict[str, object] = as_json(msgspec.to_builtins(known))
     return found

@@ -12,7 +12,7 @@ from skerry.errors import FileRefused, NotFound, OutcomeUnknown, SkerryError
 from skerry.sdk.repeat import names
 from skerry.sdk.repeat.calls import Step
 from skerry.sdk.repeat.line import Turn
-from skerry.spec.trajectory import plain, request_digest
+from skerry.spec.trajectory import as_json, request_digest
 from skerry.wire.events import EventsBody, PostedEvent
 from skerry.wire.http import ErrorBody
 
@@ -29,7 +29,7 @@ class Notes:
 
     async def mark(self, step: Step, turn: Turn, found: Any) -> None:
         """An operation without an id of its own has its answer, or is about to be done."""
-        answer = None if found is None else plain(msgspec.to_builtins(found))
+        answer = None if found is None else as_json(msgspec.to_builtins(found))
         event = PostedEvent(action=step.action, request=step.request, result={"answer": answer})
         await self._post(turn.chapter.sandbox, turn.op, EventsBody((event,)))
 

@@ -63,7 +63,7 @@ class RepeatingTransport(Transport):
         self._join_turn = asyncio.Lock()
 
     @property
-    def now(self) -> SandboxInfo | None:  # noqa: D102 - Plainly says it
+    def now(self) -> SandboxInfo | None:  # noqa: D102 - Direct says it
         return self._line.last.info if self._line.chapters else None
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from skerry.spec.trajectory import Event, Outcome, plain, request_digest
+from skerry.spec.trajectory import Event, Outcome, as_json, request_digest
 from skerry.trajectory.format.segment import Found
 from skerry.trajectory.reading.outline import Outline
 
@@ -67,7 +67,7 @@ def fold(outline: Outline, index: int, read: Callable[[int], Found]) -> Event:
 
 def _create(began: dict[str, Any], last: dict[str, Any], kind: str) -> Draft:
     names = [name for name in ("digests", "parent", "restored") if name in began]
-    result: dict[str, Any] = {name: plain(began[name]) for name in names}
+    result: dict[str, Any] = {name: as_json(began[name]) for name in names}
     draft = Draft(action="create", request=_request(began.get("spec")), result=result)
     draft.started = _number(began.get("created"))
     if kind == "made":
@@ -178,7 +178,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def _request(value: Any) -> dict[str, Any]:
     """Returns a part of a record as plain JSON."""
-    found: dict[str, Any] = plain(_mapping(value))
+    found: dict[str, Any] = as_json(_mapping(value))
     return found
 
 

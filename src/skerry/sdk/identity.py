@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from skerry.sdk.transport import Transport
 
 
-class Plainly:
+class Direct:
     """Requests go to the sandbox that they name; `repeat/transport.py` does otherwise."""
 
     @property

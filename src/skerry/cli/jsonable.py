@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 
-def plain(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """Returns what `json.dumps` takes: structs as objects, bytes as text or under NAME_base64."""
     if isinstance(value, msgspec.Struct):
         return _object(msgspec.structs.asdict(value))
@@ -19,7 +19,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return _object(value)
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [jsonable(item) for item in value]
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, bytes):
@@ -34,7 +34,7 @@ def plain(value: Any) -> Any:
 def _object(fields: dict[Any, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in fields.items():
-        out[str(name)] = plain(value)
+        out[str(name)] = jsonable(value)
         if isinstance(value, bytes) and not _is_text(value):
             out[f"{name}_base64"] = base64.b64encode(value).decode("ascii")
     return out
