@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 
-from skerry.errors import CallerError, SandboxError, SkerryError, Unavailable
+from skerry.errors import CallerError, SandboxError, SkerryError, StorageFailed
 from skerry.integrity.verdict import failed
 from skerry.spec.sandbox import State
 from skerry.worker.clock import ActClock, Clocks
@@ -16,6 +17,7 @@ from skerry.worker.plan import Models, Plan
 from skerry.worker.ports import Client, Sandbox
 from skerry.worker.session import Session
 
+DISK_PATIENCE_S = 600.0  # then it costs an attempt
 PROBE_S = 60.0  # for a program that does nothing
 
 
@@ -25,6 +27,26 @@ async def check_node(client: Client) -> None:
         await client.health()
     except SkerryError as error:
         raise NodeAway(error.message) from error
+
+
+class NodeDisk:
+    """How long a rollout stands still because its node's disk, or the store, takes nothing."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._since: dict[str, float] = {}
+
+    def bear(self, plan: Plan, memory: Memory, error: SkerryError) -> None:
+        """Raises NodeAway if the error is of that kind, who has it can wait, and has not for long."""
+        if not memory.durable or not isinstance(error, StorageFailed):
+            return
+        since = self._since.setdefault(plan.rollout, self._now())
+        if self._now() - since < DISK_PATIENCE_S:
+            raise NodeAway(error.message) from error
+
+    def over(self, plan: Plan) -> None:
+        """The attempt has come to an end: the next one has all patience again."""
+        self._since.pop(plan.rollout, None)
 
 
 class Acting:
@@ -65,7 +87,7 @@ class Acting:
                 if is_lost(error):
                     raise
                 if is_host_full(error):
-                    raise Unavailable(f"the host's disk: {error.message}") from error
+                    raise StorageFailed(f"the host's disk: {error.message}") from error
                 return await self._ended_early(error, sandbox, session, clock.spent_s)
             except SkerryError:
                 if memory.durable:

@@ -28,7 +28,7 @@ from skerry.integrity.verdict import failed, infrastructure_error
 from skerry.spec.rollout import Attempt, RolloutRecord
 from skerry.spec.verdict import Outcome, Verdict
 from skerry.trajectory.rollouts.job_log import JobLog
-from skerry.worker.acting import Acting, check_node
+from skerry.worker.acting import Acting, NodeDisk, check_node
 from skerry.worker.clock import Clocks
 from skerry.worker.ids import agent_key, verdict_id, verifier_key
 from skerry.worker.lives import (
@@ -96,6 +96,7 @@ class Rollouts:
         self._guards = guards
         self._clock = clock
         self._models = models
+        self._disk = NodeDisk()
 
     async def run(self, plan: Plan, on_step: Step, memory: Memory | None = None) -> RolloutRecord:
         """Returns the rollout's end, which is in the job's log when this returns.
@@ -112,6 +113,7 @@ class Rollouts:
             if not memory.durable:
                 self.cancelled(plan, memory)
             raise
+        self._disk.over(plan)
         if not memory.durable:
             self._log.rollout(record)
         return record
@@ -160,6 +162,7 @@ class Rollouts:
         seconds = round(self._clock() - (memory.began or memory.started), 3)
         attempt = Attempt(retry.stage, retry.detail, seconds)
         memory.note(Faulted(attempt, retry.blames))
+        self._disk.over(plan)
         if retry.stage == "act" and self._models is not None:
             self._models.dropped(memory)
         step = f"fault.{len(memory.faults) - 1}"
@@ -185,6 +188,7 @@ class Rollouts:
                     await self._act_in(plan, memory, sandbox, on_step)
                 except SkerryError as error:
                     if memory.durable and error.fault is not Fault.SANDBOX:
+                        self._disk.bear(plan, memory, error)
                         await check_node(self._client)  # else the sandbox would go
                     raise
         except (Standstill, _Retry):
@@ -200,6 +204,7 @@ class Rollouts:
                     memory.note(Acted(active_s=memory.active_s, repercussion=why))
                 memory.submit(Submission(NOTHING, b"", failed(why), repercussion=why))
                 return
+            self._disk.bear(plan, memory, error)
             raise _Retry("act", f"{error.code}: {error.message}") from error
         except Exception as error:  # a bug of ours is no fault of the policy
             raise _Retry("act", f"bug: {type(error).__name__}: {error}") from error
@@ -297,6 +302,7 @@ class Rollouts:
             detail = f"{error.code}: {error.message}"
             raise _Retry("verify", detail, blames=not is_lost(error)) from error
         except SkerryError as error:
+            self._disk.bear(plan, memory, error)
             raise _Retry("verify", f"{error.code}: {error.message}") from error
         except Exception as error:
             raise _Retry("verify", f"bug: {type(error).__name__}: {error}") from error

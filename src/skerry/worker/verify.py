@@ -17,7 +17,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from skerry.errors import Bug, FileRefused, SandboxError, SandboxFailed, Unavailable
+from skerry.errors import (
+    Bug,
+    FileRefused,
+    SandboxError,
+    SandboxFailed,
+    StorageFailed,
+    Unavailable,
+)
 from skerry.integrity.artifacts import declared
 from skerry.integrity.audit import Audit, audit
 from skerry.integrity.conduct import Deed, conduct
@@ -223,7 +230,7 @@ async def _apply(sandbox: Sandbox, environment: Environment, submission: Submiss
             await sandbox.files.put_tree(task.workdir, _chunks(submission.tar))
         except FileRefused as error:
             if is_host_full(error):
-                raise Unavailable(f"the host's disk: {error.message}") from error
+                raise StorageFailed(f"the host's disk: {error.message}") from error
             return f"the submission cannot be applied: {error.message}"
     return ""
 

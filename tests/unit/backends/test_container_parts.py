@@ -248,8 +248,10 @@ def test_store_without_btrfs_is_a_directory_that_says_why():
 
 def test_full_disk_refuses_creates(monkeypatch):
     monkeypatch.setattr(uppers, "free_bytes", lambda _path: 5)
-    with pytest.raises(StorageFailed, match="free"):
+    with pytest.raises(Overloaded, match="free") as refused:  # for who can wait: room may come
         uppers.Room("/x").check()
+    assert refused.value.fields["limit"] == "disk_free"
+    assert refused.value.fields["retry_after_s"] > 0
     with pytest.raises(StorageFailed, match="too little"):
         uppers.prepare(uppers.UpperPlan("btrfs", "/tmp/x.btrfs", image=True))
 

@@ -16,6 +16,7 @@ from upstream import say, upstream
 from skerry.errors import StorageFailed
 from skerry.spec.worker import AnswerUrl
 from skerry.trajectory.rollouts.job_log import JobLog
+from skerry.worker import acting
 from skerry.worker.model.handler import RELAYS_MAX
 from skerry.worker.service import delivery, desk
 
@@ -161,3 +162,54 @@ async def test_a_sandbox_may_have_as_many_requests_at_once_as_a_header_names(wor
         await world.sample(job)
         assert [one.reward async for one in job.results()] == [1.0]
     assert [one["object"] for one in names] == ["list"] * world.turns
+
+
+FULL_AT = [("agent", "create"), ("agent", "diff"), ("verify", "create"), ("verify", "info")]
+
+
+@pytest.mark.parametrize(("role", "step"), FULL_AT, ids=[" ".join(one) for one in FULL_AT])
+async def test_a_node_whose_disk_is_full_lets_rollouts_stand_still(
+    world: World, monkeypatch: pytest.MonkeyPatch, role: str, step: str
+) -> None:
+    refused = full_for(world, monkeypatch, role, step, times=20)
+    async with world.worker() as running, world.trainer() as job, asyncio.timeout(60):
+        running.submit(world.submit())
+        await world.sample(job)
+        records = [(one.reward, one.attempts) async for one in job.results()]
+    assert records == [(1.0, ()), (1.0, ())]
+    assert len(refused) == 20
+    assert set(world.witness.seen.values()) == {1}  # no agent was begun again
+    assert world.client.left() == []
+
+
+async def test_a_disk_that_stays_full_costs_attempts_in_the_end_and_is_no_reward(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acting, "DISK_PATIENCE_S", 0.05)
+    full_for(world, monkeypatch, "agent", "create", times=1_000_000)
+    async with world.worker() as running, world.trainer() as job, asyncio.timeout(60):
+        running.submit(world.submit(n=1))
+        (record,) = [one async for one in job.results()]
+    assert (record.verdict, record.reward, len(record.attempts)) == (
+        "infrastructure_error",
+        None,
+        3,
+    )
+
+
+def full_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, role: str, step: str, *, times: int
+) -> list[str]:
+    """The node's disk is full at a step, so many times; returns what grows with each."""
+    monkeypatch.setattr("skerry.worker.service.runner.AGAIN_FIRST_S", 0.01)
+    monkeypatch.setattr("skerry.worker.service.runner.AGAIN_MAX_S", 0.02)
+    refused: list[str] = []
+
+    def refuse(of: str, what: str) -> None:
+        if (of, what) == (role, step) and len(refused) < times:
+            refused.append(what)
+            raise StorageFailed("the node's disk is full")
+
+    world.client.on_create = lambda of: refuse(of, "create")
+    world.client.on_call = lambda sandbox, what: refuse(sandbox.role, what)
+    return refused

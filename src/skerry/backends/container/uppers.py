@@ -15,12 +15,13 @@ from pathlib import Path
 
 import msgspec
 
-from skerry.errors import StorageFailed, Unavailable
+from skerry.errors import Overloaded, StorageFailed, Unavailable
 
 POOL_MAX_BYTES = 256 << 30
 POOL_MIN_BYTES = 512 << 20
 HOST_FREE_MIN_BYTES = 1 << 30
 ROOM_FRESH_S = 0.5
+ROOM_AGAIN_S = 5.0
 _TMPFS_MAGICS = {"tmpfs", "ramfs"}
 _MKFS_TIMEOUT_S = 60.0
 
@@ -139,13 +140,15 @@ class Room:
         self._free = 0
 
     def check(self) -> None:
-        """Raises StorageFailed while the disk is nearly full: a sparse pool would hit the wall."""
+        """Raises Overloaded while the disk is nearly full: a sparse pool would hit the wall."""
         now = time.monotonic()
         if now - self._looked > ROOM_FRESH_S:
             self._looked, self._free = now, free_bytes(self._state_dir)
         if self._free < HOST_FREE_MIN_BYTES:
-            raise StorageFailed(
-                f"{self._free >> 20} MiB are free on the disk of {self._state_dir}, "
+            raise Overloaded(
+                f"disk_free: {self._free >> 20} MiB are free on the disk of {self._state_dir}, "
                 f"at least {HOST_FREE_MIN_BYTES >> 20} are needed to create a sandbox",
+                limit="disk_free",
                 free_bytes=self._free,
+                retry_after_s=ROOM_AGAIN_S,
             )
