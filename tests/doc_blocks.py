@@ -25,6 +25,11 @@ class Block(NamedTuple):
         return f"{self.page.name}:{self.line}"
 
 
+def runs_here(block: Block) -> bool:
+    """Whether it needs no harness: those that do are run by interop/, where the harness is."""
+    return "skerry.compat" not in block.text
+
+
 def blocks(language: str) -> list[Block]:
     """Returns all blocks of a language."""
     found = []

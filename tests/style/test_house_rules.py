@@ -125,7 +125,7 @@ def absent(shown: str) -> list[str]:
     for name in re.findall(r"`([^`]+)`", shown):
         path, _, test = name.partition("::")
         target = ROOT / path
-        if path.startswith(("tests/", "native/", "bench/", "src/")) and (
+        if path.startswith(("tests/", "native/", "bench/", "src/", "interop/")) and (
             not target.exists() or (test and f"def {test}(" not in target.read_text())
         ):
             missing.append(name)

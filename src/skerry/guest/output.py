@@ -15,7 +15,8 @@ from typing import Final, Self
 
 from skerry.errors import Bug, InvalidRequest, Unavailable
 from skerry.guest.api import Stream
-from skerry.guest.spool import HeadTail, SpoolFile, split_limit
+from skerry.guest.spool import HeadTail, SpoolFile
+from skerry.spec.limits import split_limit
 from skerry.wire.frames import WINDOW
 
 SPOOL_THRESHOLD: Final = 32 * 1024

@@ -23,17 +23,13 @@ import zlib
 from typing import Final, Self
 
 from skerry.errors import Bug, StorageFailed
+from skerry.spec.limits import split_limit
 
 SLACK: Final = 65_536
 MAGIC: Final = b"SKRYSPL1"
 HEADER_BYTES: Final = 32
 _HEADER = struct.Struct("<8sQQ")
 _CRC = struct.Struct("<II")
-
-
-def split_limit(limit: int) -> tuple[int, int]:
-    """Returns how many bytes are kept from the head and from the tail."""
-    return limit - limit // 2, limit // 2
 
 
 def fresh_part(total: int, offset: int, data: bytes) -> bytes:

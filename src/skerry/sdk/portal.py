@@ -63,6 +63,22 @@ class Portal:
                 self._settle()
             raise
 
+    async def join(self, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits the coroutine, which runs on this loop, from another one; cancelled, it is cancelled.
+
+        Then its clean-up (a running command inside is ended) is waited for, for a bounded time.
+        """
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("the client is closed")
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            with contextlib.suppress(CancelledError, TimeoutError):
+                await asyncio.to_thread(self._settle)
+            raise
+
     def _settle(self) -> None:
         # The cancelled task still has its clean-up to do on the loop: wait for a bounded time.
         async def others() -> None:

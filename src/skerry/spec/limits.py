@@ -39,6 +39,11 @@ _UNITS |= {"t": 1024 * GIB, "tib": 1024 * GIB, "kb": 1000, "mb": 1000**2, "gb": 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 
+def split_limit(limit: int) -> tuple[int, int]:
+    """Returns how many bytes of long output are kept from its head and from its tail."""
+    return limit - limit // 2, limit // 2
+
+
 def parse_bytes(value: int | str, what: str = "size") -> int:
     """Returns a size in bytes from an int or a text like "512MiB"; raises InvalidRequest."""
     if isinstance(value, bool) or not isinstance(value, int | str):

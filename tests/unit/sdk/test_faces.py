@@ -299,6 +299,36 @@ def test_a_portal_runs_calls_from_many_threads_and_ends() -> None:
         portal.call(double(1))
 
 
+async def test_a_portal_is_joined_from_another_loop_and_cancelled_with_the_caller() -> None:
+    portal = Portal()
+    there = threading.Event()
+    told: list[str] = []
+
+    async def command() -> str:
+        try:
+            there.set()
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)
+            told.append("cancelled inside")
+            raise
+        return ""
+
+    async def double(value: int) -> int:
+        return value * 2
+
+    assert await asyncio.gather(*(portal.join(double(n)) for n in range(5))) == [0, 2, 4, 6, 8]
+    task = asyncio.create_task(portal.join(command()))
+    assert await asyncio.to_thread(there.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert told == ["cancelled inside"]
+    portal.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await portal.join(double(1))
+
+
 def test_an_iteration_left_early_closes_the_async_side() -> None:
     portal = Portal()
     closed = []

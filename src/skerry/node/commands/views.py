@@ -13,10 +13,10 @@ from skerry.errors import Bug
 from skerry.guest.api import Stream
 from skerry.guest.operation import RunningOperation
 from skerry.guest.output import Tee
-from skerry.guest.spool import split_limit
 from skerry.node.commands.operation import Op
 from skerry.node.commands.results import Answer, unwrap, wrap
 from skerry.spec.command import RunResult
+from skerry.spec.limits import split_limit
 from skerry.wire.http import ErrorBody, StreamEvent
 
 PIECE_BYTES = 64 * 1024
