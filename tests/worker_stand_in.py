@@ -25,6 +25,7 @@ import msgspec
 from aiohttp import web
 
 from skerry.errors import NotFound, Unauthorized
+from skerry.worker.aside import Aside
 from skerry.worker.model.answers import complete
 from skerry.worker.model.book import Answer, Asked, Note
 from skerry.worker.model.handler import ModelHandler
@@ -161,7 +162,7 @@ def application(book: FileBook) -> web.Application:
     app = web.Application(client_max_size=64 << 20)
     app.add_routes(
         [
-            *ModelHandler(book).routes(),
+            *ModelHandler(book, Aside()).routes(),
             web.get("/asked", asked),
             web.post("/answers/{n}/{sandbox}", give),
             web.post("/mode", mode),
