@@ -68,8 +68,12 @@ static void mkdir_word(char **argv)
 	bool parents = strchr(argv[3], 'p') != NULL;
 	const char *name;
 	struct stat st;
-	int dir = parent_open(argv[1], &name, parents);
+	int dir;
 
+	/* Also of a path that has no name in a parent: / and what ends in a dot. */
+	if (parents && !stat(argv[1], &st) && S_ISDIR(st.st_mode))
+		return;
+	dir = parent_open(argv[1], &name, parents);
 	if (mkdirat(dir, name, mode)) {
 		bool there = errno == EEXIST && parents && !fstatat(dir, name, &st, 0) &&
 			     S_ISDIR(st.st_mode);

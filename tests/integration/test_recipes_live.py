@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from skerry import ImageSources
 from skerry.errors import InvalidRequest, NotFound, SandboxFailed
 
 pytestmark = pytest.mark.root
@@ -119,6 +120,66 @@ async def test_many_steps_are_folded_below_the_limit_of_layers(node_client) -> N
         async with await node_client.sandboxes.create(layers=["workspace/recipe"]) as sandbox:
             result = await sandbox.run("cat /count")
             assert result.text.split() == [str(n) for n in range(27)]
+    finally:
+        await remove_all(images)
+
+
+STAGES = """
+FROM debian:12 AS build
+RUN mkdir -p /out/sub && cd /out && echo made > a && echo deep > sub/b && chown 7:8 a && ln -s a link
+FROM debian:12 AS unused
+RUN false
+FROM build AS more
+ENV OF_STAGE=yes
+RUN echo more > /out/more
+FROM debian:12
+COPY --from=build /out/ /in/
+COPY --from=more /out/mo* /one/
+COPY --from=0 --chown=nobody --chmod=750 /out/link /renamed
+COPY --from=build --chown=9:9 /out/sub /in/sub
+COPY --from=tools.example/only:1 /uv /usr/local/bin/uv
+"""
+
+
+async def test_stages_and_other_images_give_files_and_nothing_else(
+    node_client, tmp_path: Path
+) -> None:
+    images = node_client.images
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "uv").write_text("#!/bin/sh\necho uv\n")
+    (tmp_path / "only" / "uv").chmod(0o755)
+    sources = ImageSources(aliases={"tools.example/only:1": "base/recipe-only:1"})
+    lines: list[str] = []
+    try:
+        await images.import_directory("base/recipe-only:1", tmp_path / "only")
+        made = await images.build_recipe(
+            "workspace/recipe", STAGES, network=(), sources=sources, on_log=lines.append
+        )
+        assert not any("RUN false" in line for line in lines)  # nobody takes anything of it
+        assert made.config is not None
+        assert made.config.env == {}
+        async with await node_client.sandboxes.create(layers=["workspace/recipe"]) as sandbox:
+            result = await sandbox.run(
+                "uv; find /in /one /renamed -printf '%p %m %U:%G %l\n' | LC_ALL=C sort; test ! -e /out"
+            )
+            assert result.text.splitlines() == [
+                "uv", "/in 755 0:0 ", "/in/a 644 7:8 ", "/in/link 777 0:0 a", "/in/sub 755 0:0 ",
+                "/in/sub/b 644 9:9 ", "/one 755 0:0 ", "/one/more 644 0:0 ",
+                "/renamed 750 65534:65534 ",
+            ]  # fmt: skip
+        lines.clear()
+        await images.build_recipe(
+            "workspace/recipe", STAGES.replace("more >", "else >"), network=(), sources=sources,
+            on_log=lines.append,
+        )  # fmt: skip
+        # The stage that is changed, what is copied of it and what comes after that are made again.
+        assert lines.count("cached") == 2
+        with pytest.raises(NotFound, match="line 3: there is no /nothing in build"):
+            await images.build_recipe(
+                "workspace/recipe",
+                "FROM debian:12 AS build\nFROM debian:12\nCOPY --from=build /nothing /x",
+                network=(),
+            )
     finally:
         await remove_all(images)
 

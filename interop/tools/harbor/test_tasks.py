@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 
 import pytest
 
@@ -33,6 +35,24 @@ def test_a_task_of_steps_whose_verifiers_have_their_own_sandboxes(harbor, client
         task, 'name = "step-2"\nartifacts = []', 'name = "step-2"\nartifacts = ["/app/hello.txt2"]'
     )
     earns(harbor, task)
+
+
+def test_dockerfiles_of_the_scaffold_are_built_as_they_are_written(
+    harbor, client, tmp_path
+) -> None:
+    """With images of ours, and but for what they fetch from an index: not every machine reaches one."""
+    task = harbor.init("written", rewrite=False)
+    verifier = task / "tests" / "Dockerfile"
+    text = verifier.read_text()
+    assert "COPY --from=ghcr.io/astral-sh/uv:0.9.7 /uv /usr/local/bin/uv\n" in text
+    install = re.compile("uv pip install --system .*")
+    assert install.search(text)
+    verifier.write_text(install.sub("uv pip list --system", text))
+    (tmp_path / "uv").mkdir()
+    shutil.copy2(shutil.which("uv"), tmp_path / "uv" / "uv")
+    client.images.import_directory("base/interop/uv:1", tmp_path / "uv")
+    images = {"ubuntu:24.04": IMAGE, "python:3.12-slim": IMAGE}
+    earns(harbor, task, images=images | {"ghcr.io/astral-sh/uv:0.9.7": "base/interop/uv:1"})
 
 
 def test_steps_that_share_a_sandbox_with_their_verifiers(harbor, client) -> None:

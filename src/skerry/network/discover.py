@@ -79,18 +79,18 @@ def _pip() -> Service:
         raise ValueError(failed)
     if found["index"] is None:
         return Service(hosts=(_entry(found["default"]), canonical_host(found["files"])))
-    return _mirror(found["index"], "PIP_INDEX_URL")
+    return _mirror(found["index"], "PIP_INDEX_URL", "UV_DEFAULT_INDEX")
 
 
 def _npm() -> Service:
     return _mirror(_run("npm", "config", "get", "registry"), "npm_config_registry")
 
 
-def _mirror(url: str, variable: str) -> Service:
+def _mirror(url: str, *variables: str) -> Service:
     """A mirror's address is set inside too, but never the password in it."""
     if "@" in urlsplit(url).netloc:
         raise InvalidRequest("the configured address holds a password")
-    return Service(hosts=(_entry(url),), env={variable: url})
+    return Service(hosts=(_entry(url),), env=dict.fromkeys(variables, url))
 
 
 def _debian() -> Service:

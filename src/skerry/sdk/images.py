@@ -30,7 +30,7 @@ from skerry.spec.layers import (
     parse_layer_name,
 )
 from skerry.spec.limits import parse_bytes
-from skerry.spec.recipe import parse_recipe
+from skerry.spec.recipe_stages import parse_recipe
 from skerry.spec.residue import DEFAULT
 from skerry.wire.http import DebianBody
 from skerry.wire.registry import CollapseBody, PushBody, RegistryBody

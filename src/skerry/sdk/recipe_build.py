@@ -1,35 +1,31 @@
 """Building a layer from a recipe: one sandbox and one cached layer a step, then one layer of all.
 
-Each step runs in a sandbox of its own, on what the steps before it made. Its changes are kept whole in
-the layer `workspace/build-cache/KEY`; KEY is a digest of the base, of all steps so far and of what
-they copy. A step whose layer is there is not run again. The result is what all steps together
-changed, scrubbed by the rules of commits.
+Each step runs in a sandbox of its own, on what the steps before it made. Of several stages those are
+built that the last one takes something of. A step's changes are kept whole in the layer
+`workspace/build-cache/KEY`; KEY is a digest of the base, of all steps so far and of what they copy. A
+step whose layer is there is not run again. The result is what all steps together changed, scrubbed by
+the rules of commits.
 """
 
 from __future__ import annotations
 
 import codecs
 import hashlib
-import io
-import posixpath
-import tarfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
-from skerry.errors import InvalidRequest, NotFound, SandboxFailed
+from skerry.errors import NotFound, SandboxFailed
 from skerry.sdk.context import Context
-from skerry.sdk.pack import Look
+from skerry.sdk.recipe_copy import context_of, copy, copy_from
 from skerry.sdk.sandbox import AsyncSandbox
-from skerry.sdk.transfer import in_thread
-from skerry.spec.files import FileType
 from skerry.spec.layers import ImageConfig, LayerKind, LayerManifest, composed_config
-from skerry.spec.recipe import BUILD_CACHE_NAME, CopyStep, Recipe, RunStep, Step, plan
+from skerry.spec.recipe import BUILD_CACHE_NAME, CopyStep, RunStep, Step, plan
+from skerry.spec.recipe_stages import Recipe
 
 CACHE = f"{LayerKind.WORKSPACE}/{BUILD_CACHE_NAME}"
-USERS_BYTES_MAX = 1 << 20
 TAIL_LINES = 40  # of a failed step's output, for who did not listen
 LAYERS_MAX = 24  # below a step; the base and those of a sandbox's own come on top
 _SEED = "skerry recipe 1"
@@ -80,29 +76,69 @@ class RecipeBuild:
         self._log = log
         self._timeout_s = timeout_s
         self._use_cache = use_cache
+        self._stages: dict[int, Built] = {}
+        self._origins: dict[str, Built] = {}
 
     async def run(self, recipe: Recipe, context: Context | None) -> Built:
         """Runs what is not cached; SandboxFailed names the line that failed, with its output."""
-        base = await self._find(recipe.base)
-        planned = plan(recipe, composed_config(base.layers()))
+        built = await self._stage(recipe, len(recipe.stages) - 1, context)
+        if not built.layers:
+            name, step = f"{CACHE}/{built.key[:40]}", _NOTHING
+            made = await self._cached(name) or await self._make(step, None, built, name)
+            built = replace(built, layers=(_pinned(made),))
+        return built
+
+    async def _stage(self, recipe: Recipe, at: int, context: Context | None) -> Built:
+        """Returns what one stage is, built once a build."""
+        if (known := self._stages.get(at)) is not None:
+            return known
+        below = await self._below(recipe, at, context)
+        planned = plan(recipe, below.config, at)
         for note in planned.notes:
             self._log(f"note: {note}")
-        pinned = _pinned(base)
-        key = _digest(_SEED, *(one.digest for one in base.layers()))
-        layers: list[str] = []
-        steps = planned.steps or (_NOTHING,)
-        for number, step in enumerate(steps, 1):
-            key = _digest(key, *_identity(step, context))
+        key, layers = below.key, list(below.layers)
+        for number, step in enumerate(planned.steps, 1):
+            origin = await self._origin(recipe, at, step, context)
+            key = _digest(key, *_identity(step, context, origin))
             name = f"{CACHE}/{key[:40]}"
-            self._log(f"[{number}/{len(steps)}] {_short(step.text)}")
+            stage = f"stage {at + 1}, " if len(recipe.stages) > 1 else ""
+            self._log(f"[{stage}{number}/{len(planned.steps)}] {_short(step.text)}")
             if len(layers) == LAYERS_MAX:
                 layers = [await self._folded(layers, f"{name}-below")]
             found = await self._cached(name)
             if found is None:
-                found = await self._make(step, context, pinned, layers, name)
+                so_far = replace(below, layers=tuple(layers))
+                found = await self._make(step, context, so_far, name, origin)
             layers.append(_pinned(found))
         key = _digest(key, msgspec.json.encode(planned.config, order="sorted"))
-        return Built(pinned, tuple(layers), planned.config, key)
+        made = self._stages[at] = Built(below.base, tuple(layers), planned.config, key)
+        return made
+
+    async def _below(self, recipe: Recipe, at: int, context: Context | None) -> Built:
+        """Returns what a stage begins with: an earlier stage, or an image."""
+        base = recipe.stages[at].base
+        earlier = recipe.earlier(base, at)
+        if earlier is not None:
+            return await self._stage(recipe, earlier, context)
+        return await self._image(base)
+
+    async def _image(self, name: str) -> Built:
+        base = await self._find(name)
+        key = _digest(_SEED, *(one.digest for one in base.layers()))
+        return Built(_pinned(base), (), composed_config(base.layers()), key)
+
+    async def _origin(
+        self, recipe: Recipe, at: int, step: Step, context: Context | None
+    ) -> Built | None:
+        """Returns what a COPY --from copies from."""
+        if isinstance(step, RunStep) or step.origin is None:
+            return None
+        earlier = recipe.earlier(step.origin, at, numbers=True)
+        if earlier is not None:
+            return await self._stage(recipe, earlier, context)
+        if step.origin not in self._origins:
+            self._origins[step.origin] = await self._image(step.origin)
+        return self._origins[step.origin]
 
     async def _folded(self, layers: Sequence[str], name: str) -> str:
         """Returns one layer in the place of many: a sandbox takes no more than so many."""
@@ -120,13 +156,21 @@ class RecipeBuild:
         return found
 
     async def _make(
-        self, step: Step, context: Context | None, base: str, layers: Sequence[str], name: str
+        self,
+        step: Step,
+        context: Context | None,
+        below: Built,
+        name: str,
+        origin: Built | None = None,
     ) -> LayerManifest:
-        async with await self._create(base, layers) as sandbox:
+        async with await self._create(below.base, below.layers) as sandbox:
             if isinstance(step, RunStep):
                 await self._run(sandbox, step)
+            elif origin is None:
+                await copy(sandbox, step, context)
             else:
-                await _copy(sandbox, step, context)
+                async with await self._create(origin.base, origin.layers) as source:
+                    await copy_from(source, sandbox, step)
             # Whole: what a step leaves in /tmp is there for the next one. The result is scrubbed.
             return await sandbox.commit(name, scrub=())
 
@@ -173,20 +217,18 @@ def _digest(*parts: str | bytes) -> str:
     return total.hexdigest()
 
 
-def _identity(step: Step, context: Context | None) -> tuple[str | bytes, ...]:
+def _identity(step: Step, context: Context | None, origin: Built | None) -> tuple[str | bytes, ...]:
     """Returns what decides whether a step is the same as one that was made before."""
     fields = msgspec.to_builtins(step) | {"line": 0, "text": ""}
+    if origin is not None:
+        fields["origin"] = origin.key  # whatever it is called
+    elif "origin" in fields:
+        del fields["origin"]
     identity = msgspec.json.encode([type(step).__name__, fields], order="sorted")
-    if isinstance(step, RunStep) or not step.sources:
+    if isinstance(step, RunStep) or origin is not None or not step.sources:
         return (identity,)
-    found = _context(context, step)
+    found = context_of(context, step)
     return identity, *(found.digest(found.pick(source)) for source in step.sources)
-
-
-def _context(context: Context | None, step: CopyStep) -> Context:
-    if context is None:
-        raise InvalidRequest(f"recipe, line {step.line}: COPY needs a context directory")
-    return context
 
 
 def _short(text: str) -> str:
@@ -220,83 +262,3 @@ class _Lines:
         line = line.rstrip("\r").rpartition("\r")[2]  # of a progress bar its last state
         self._last = [*self._last[1 - TAIL_LINES :], line]
         self._log(line)
-
-
-# --- COPY ---
-
-
-async def _copy(sandbox: AsyncSandbox, step: CopyStep, context: Context | None) -> None:
-    """Puts files where the step says, root's unless it says otherwise."""
-    look = await _look(sandbox, step)
-    picked = []
-    if step.sources:
-        found = _context(context, step)
-        picked = [one for source in step.sources for one in found.pick(source)]
-    several = len(picked) + len(step.files) > 1
-    into = step.target.endswith("/") or several or any(one.directory for one in picked)
-    target = step.target.rstrip("/") or "/"
-    if not into and await _is_directory(sandbox, target):
-        into = True
-    place = target if into else posixpath.dirname(target)
-    await sandbox.files.mkdir(place, parents=True, user="root")
-    alone = posixpath.basename(target)
-    if picked:
-        placed = [
-            (one, "" if one.directory else posixpath.basename(one.path) if into else alone)
-            for one in picked
-        ]
-        found = _context(context, step)
-        await _put(sandbox, place, lambda: found.tar(placed, [], look))
-    if step.files:
-        texts = [(name if into else alone, content) for name, content in step.files]
-        await _put(sandbox, place, lambda: iter((_documents(texts, look),)))
-
-
-async def _put(sandbox: AsyncSandbox, place: str, make: Callable[[], Iterator[bytes]]) -> None:
-    pieces: AsyncIterator[bytes]
-    async with aclosing(in_thread(make)) as pieces:
-        await sandbox.files.put_tree(place, pieces, user="root")
-
-
-def _documents(texts: Sequence[tuple[str, str]], look: Look) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, content in texts:
-            data = content.encode("utf-8", "surrogateescape")
-            info = tarfile.TarInfo(name)
-            info.size, info.uid, info.gid = len(data), look.uid, look.gid
-            info.mode = 0o644 if look.mode is None else look.mode
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-async def _is_directory(sandbox: AsyncSandbox, path: str) -> bool:
-    try:
-        return (await sandbox.files.stat(path, follow=True, user="root")).type is FileType.DIRECTORY
-    except NotFound:
-        return False
-
-
-async def _look(sandbox: AsyncSandbox, step: CopyStep) -> Look:
-    mode = None if step.mode is None else int(step.mode, 8)
-    if step.owner is None:
-        return Look(mode=mode)
-    user, _, group = step.owner.partition(":")
-    uid, own_gid = await _id_of(sandbox, user, "/etc/passwd", step.line)
-    gid = (await _id_of(sandbox, group, "/etc/group", step.line))[0] if group else own_gid
-    return Look(uid, gid, mode)
-
-
-async def _id_of(sandbox: AsyncSandbox, name: str, path: str, line: int) -> tuple[int, int]:
-    """Returns a name's number in the image, and in passwd its group's; a number stands for itself."""
-    if name.isascii() and name.isdecimal():
-        return int(name), int(name)
-    try:
-        text = await sandbox.files.read(path, length=USERS_BYTES_MAX, user="root")
-    except NotFound:
-        text = b""
-    for entry in text.decode("utf-8", "surrogateescape").splitlines():
-        fields = entry.split(":")
-        if len(fields) > 3 and fields[0] == name and fields[2].isdecimal():
-            return int(fields[2]), int(fields[3]) if fields[3].isdecimal() else int(fields[2])
-    raise InvalidRequest(f"recipe, line {line}: --chown: the image knows no {name!r} in {path}")

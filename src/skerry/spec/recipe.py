@@ -2,56 +2,42 @@
 
 | instruction | taken |
 |---|---|
-| FROM IMAGE | once; a layer (debian:12 is base/debian:12), or a registry's image; ARG may stand before |
+| FROM IMAGE | a layer (debian:12 is base/debian:12), a registry's image, an earlier stage; AS |
 | RUN | shell form, `["exec", "form"]`, here-document; a cache mount is dropped with a note |
-| COPY | files and directories of the context, patterns, here-documents; --chown, --chmod, --link |
+| COPY | files and directories, patterns, here-documents; --chown, --chmod, --from, --link |
 | ENV, ARG, WORKDIR, USER | as in Docker |
 | LABEL, CMD, ENTRYPOINT | kept in the layer's configuration |
 | SHELL | for the shell form of RUN |
 | EXPOSE, VOLUME, STOPSIGNAL, HEALTHCHECK, MAINTAINER | no meaning here; a note says so |
 
-All else is refused by name, with its line: ADD, ONBUILD, several FROM, `COPY --from`.
+All else is refused by name, with its line: ADD, ONBUILD. `skerry.spec.recipe_stages` reads the text.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
-from skerry.errors import InvalidRequest
-from skerry.spec.layers import ImageConfig, LayerKind, LayerName, parse_layer_name
+from skerry.spec.layers import ImageConfig, LayerKind
+from skerry.spec.recipe_stages import TAKEN, Recipe, args_of
 from skerry.spec.recipe_text import (
     Document,
     Instruction,
-    escape_of,
     expand,
     fault,
-    instructions,
     without_documents,
     words,
 )
-from skerry.spec.reference import parse_reference
 
-# What Docker lets a build set without an ARG that names it.
-FREE_ARGS = frozenset(
-    name
-    for word in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
-    for name in (word, word.lower())
-)
 # What $PATH stands for where the base does not say.
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Layers of single steps are workspaces below this name.
 BUILD_CACHE_NAME = "build-cache"
 _CACHED = f"{LayerKind.WORKSPACE}/{BUILD_CACHE_NAME}/"
 _MODE = re.compile("[0-7]{1,4}")
-_SILENT = {"EXPOSE", "VOLUME", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER"}
-_REFUSED = {
-    "ADD": "use COPY, and RUN for what is to be fetched or unpacked",
-    "ONBUILD": "write the instruction into the recipe that needs it",
-}
 
 
 class RunStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +53,13 @@ class RunStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Files into the image: from the context, and such as the recipe itself holds."""
+    """Files into the image: of the context, of another image, or such as the recipe itself holds."""
 
     line: int
     text: str
-    sources: tuple[str, ...] = ()  # below the context, perhaps patterns; no .. leads out of it
+    # Below the context, or the root of `origin`; perhaps patterns; no .. leads out of it.
+    sources: tuple[str, ...] = ()
+    origin: str | None = None  # of --from: an earlier stage, or an image
     files: tuple[tuple[str, str], ...] = ()  # name and content of here-documents
     target: str  # absolute; with a / at its end it is a directory
     owner: str | None = None  # of --chown: user[:group]
@@ -79,16 +67,6 @@ class CopyStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Step = RunStep | CopyStep
-
-
-class Recipe(msgspec.Struct, frozen=True):
-    """A recipe whose instructions are known to be well formed, and the image that it begins with."""
-
-    base: str
-    instructions: tuple[Instruction, ...]
-    global_args: dict[str, str]
-    asked: dict[str, str]  # what the caller gives ARGs
-    escape: str = "\\"
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -104,72 +82,11 @@ def is_build_cache(name: str) -> bool:
     return name.startswith(_CACHED)
 
 
-def parse_recipe(text: str, args: Mapping[str, str] | None = None) -> Recipe:
-    """Reads a recipe; InvalidRequest names the first line that is wrong, and what would be right.
-
-    `args` are values for the recipe's ARG instructions; one that no ARG names is refused.
-    """
-    asked = dict(args or {})
-    escape = escape_of(text)
-    values: dict[str, str] = {}
-    declared = set(FREE_ARGS)
-    base: str | None = None
-    rest: list[Instruction] = []
-    for one in instructions(text):
-        if one.word == "ARG":
-            declared.update(name for name, _ in _args_of(one, escape))
-        if base is not None:
-            rest.append(_known(one))
-        elif one.word == "ARG":
-            for name, default in _args_of(one, escape):
-                values[name] = asked.get(name, expand(default or "", values, escape, one.line))
-        elif one.word == "FROM":
-            base = _base(one, values, escape)
-        else:
-            raise fault(one.line, f"{one.word} before FROM: a recipe begins with FROM IMAGE")
-    if base is None:
-        raise InvalidRequest("recipe: it has no FROM: begin with FROM debian:12, say")
-    unknown = sorted(set(asked) - declared)
-    if unknown:
-        raise InvalidRequest(f"recipe: no ARG names {', '.join(unknown)}", unknown=unknown)
-    return Recipe(base, tuple(rest), values, asked, escape)
-
-
-def _base(one: Instruction, values: Mapping[str, str], escape: str) -> str:
-    parts = words(expand(one.rest, values, escape, one.line), escape, one.line)
-    parts = tuple(part for part in parts if not part.startswith("--platform="))
-    if len(parts) == 3 and parts[1].upper() == "AS":
-        parts = parts[:1]
-    if len(parts) != 1:
-        raise fault(one.line, "write FROM IMAGE")
-    try:
-        name: LayerName = parse_layer_name(parts[0], LayerKind.BASE)
-    except InvalidRequest as error:
-        try:
-            parse_reference(parts[0])
-        except InvalidRequest:
-            raise fault(one.line, error.message) from None
-        return parts[0]
-    if name.kind is not LayerKind.BASE:
-        raise fault(one.line, f"FROM {parts[0]}: it must be a base, not a {name.kind}")
-    return str(name)
-
-
-def _known(one: Instruction) -> Instruction:
-    if one.word == "FROM":
-        raise fault(one.line, "a second FROM: stages are not known; build two layers")
-    if one.word in _REFUSED:
-        raise fault(one.line, f"{one.word} is not taken: {_REFUSED[one.word]}")
-    if one.word not in _TAKEN and one.word not in _SILENT:
-        raise fault(one.line, f"{one.word[:40]} is no instruction; known: {', '.join(_TAKEN)}")
-    return one
-
-
-def plan(recipe: Recipe, base: ImageConfig) -> Plan:
-    """Returns the steps on an image that says `base` of itself; InvalidRequest names the line."""
+def plan(recipe: Recipe, base: ImageConfig, stage: int = -1) -> Plan:
+    """Returns a stage's steps on an image that says `base` of itself; InvalidRequest names the line."""
     maker = _Maker(recipe, base)
-    for one in recipe.instructions:
-        _TAKEN.get(one.word, _Maker.leave)(maker, one)
+    for one in recipe.stages[stage].instructions:
+        _DO.get(one.word, _Maker.leave)(maker, one)
     config = ImageConfig(
         env=maker.env,
         workdir=maker.workdir,
@@ -248,8 +165,12 @@ class _Maker:
         flags, rest = _flags(one, self._escape)
         options = dict(flags)
         for name in options:
-            if name not in {"chown", "chmod", "link"}:
-                raise fault(one.line, f"COPY --{name} is not taken, only --chown and --chmod")
+            if name not in {"chown", "chmod", "from", "link"}:
+                raise fault(
+                    one.line, f"COPY --{name} is not taken: --chown, --chmod and --from are"
+                )
+        if options.get("from") == "" or (one.documents and "from" in options):
+            raise fault(one.line, "write COPY --from=IMAGE SOURCE... TARGET")
         plain = without_documents(rest) if one.documents else rest
         exact = _exec_form(plain)
         values = self._values()
@@ -271,6 +192,7 @@ class _Maker:
                 line=one.line,
                 text=f"COPY {rest}",
                 sources=tuple(_below(source, one.line) for source in sources),
+                origin=options.get("from"),
                 files=tuple((doc.name, self._filled(doc, one.line)) for doc in one.documents),
                 target=self._absolute(target),
                 owner=expand(options["chown"], values, self._escape, one.line)
@@ -313,7 +235,7 @@ class _Maker:
         return pairs
 
     def set_arg(self, one: Instruction) -> None:
-        for name, default in _args_of(one, self._escape):
+        for name, default in args_of(one, self._escape):
             asked, outer = self._recipe.asked.get(name), self._recipe.global_args.get(name)
             if asked is not None:
                 self._args[name] = asked
@@ -358,23 +280,17 @@ class _Maker:
         self.notes.append(f"line {one.line}: {one.word} has no meaning in a sandbox")
 
 
-_TAKEN: dict[str, Callable[[_Maker, Instruction], None]] = {
-    "RUN": _Maker.run, "COPY": _Maker.copy, "ENV": _Maker.set_env, "ARG": _Maker.set_arg,
-    "WORKDIR": _Maker.set_workdir, "USER": _Maker.set_user, "LABEL": _Maker.set_labels,
-    "CMD": _Maker.set_cmd, "ENTRYPOINT": _Maker.set_entrypoint, "SHELL": _Maker.set_shell,
-}  # fmt: skip
-
-
-def _args_of(one: Instruction, escape: str) -> list[tuple[str, str | None]]:
-    found = []
-    for word in words(one.rest, escape, one.line):
-        name, equals, default = word.partition("=")
-        if not name.isidentifier():
-            raise fault(one.line, f"{word[:40]!r}: write ARG NAME or ARG NAME=DEFAULT")
-        found.append((name, default if equals else None))
-    if not found:
-        raise fault(one.line, "write ARG NAME or ARG NAME=DEFAULT")
-    return found
+_DO: dict[str, Callable[[_Maker, Instruction], None]] = dict(
+    zip(
+        TAKEN,
+        (
+            *(_Maker.run, _Maker.copy, _Maker.set_env, _Maker.set_arg, _Maker.set_workdir),
+            *(_Maker.set_user, _Maker.set_labels, _Maker.set_cmd, _Maker.set_entrypoint),
+            _Maker.set_shell,
+        ),
+        strict=True,
+    )
+)
 
 
 def _flags(one: Instruction, escape: str) -> tuple[list[tuple[str, str]], str]:

@@ -89,6 +89,9 @@ def test_mkdir_remove_rename_chmod_stat(client: Client) -> None:
     assert records(client.file("stat", "/tmp/d/e/f").stdout)[b"/tmp/d/e/f"][:2] == ("d", 0o1777)
     assert failed(client.file("mkdir", "/tmp/d/e/f", "755", "-"))[0] == errno.EEXIST
     assert client.file("mkdir", "/tmp/d/e/f", "755", "p").done[EXIT_CODE] == 0  # type: ignore[index]
+    for path in ("/", "/tmp/d/.", "/tmp/d/e/.."):
+        assert client.file("mkdir", path, "755", "p").done[EXIT_CODE] == 0  # type: ignore[index]
+    assert failed(client.file("mkdir", "/", "755", "-"))[0] == errno.EINVAL
     client.file("rename", "/tmp/d/e/f", "/tmp/d/g")
     client.file("chmod", "/tmp/d/g", "700")
     assert records(client.file("list", "/tmp/d").stdout)[b"g"][1] == 0o700

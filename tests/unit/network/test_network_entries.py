@@ -368,7 +368,8 @@ def test_pip_says_where_it_goes(tmp_path, monkeypatch) -> None:
     client(tmp_path, monkeypatch, "python9", f"echo '{mirror}'")
     service = discover("pypi")
     assert service.hosts == ("10.mirror.example",)
-    assert service.env == {"PIP_INDEX_URL": "http://10.mirror.example/simple"}
+    url = "http://10.mirror.example/simple"
+    assert service.env == {"PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url}
 
 
 @pytest.mark.parametrize(

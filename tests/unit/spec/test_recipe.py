@@ -6,7 +6,8 @@ import pytest
 
 from skerry.errors import InvalidRequest
 from skerry.spec.layers import ImageConfig
-from skerry.spec.recipe import CopyStep, Plan, RunStep, parse_recipe, plan
+from skerry.spec.recipe import CopyStep, Plan, RunStep, plan
+from skerry.spec.recipe_stages import parse_recipe
 
 BASE = ImageConfig(env={"PATH": "/usr/bin"})
 
@@ -150,7 +151,10 @@ def test_labels_commands_and_what_means_nothing_are_kept_or_noted() -> None:
         ("FROM", 1, "write FROM IMAGE"),
         ("FROM toolkit/x", 1, "must be a base"),
         ("FROM a.example/b/c:1@x", 1, "digest"),
-        ("FROM debian:12\nFROM debian:12", 2, "second FROM"),
+        ("FROM debian:12 AS a\nFROM debian:12 AS A", 2, "another stage has it"),
+        ("FROM debian:12 AS 1a", 1, "no name"),
+        ("FROM debian:12 AS a\nFROM workspace/x", 2, "must be a base"),
+        ("FROM debian:12\n" * 65, 65, "more than 64 stages"),
         ("FROM debian:12\n\nADD x y", 3, "use COPY"),
         ("FROM debian:12\nRUNN x", 2, "RUNN is no instruction"),
         ("FROM debian:12\nRUN", 2, "without a command"),
@@ -159,7 +163,10 @@ def test_labels_commands_and_what_means_nothing_are_kept_or_noted() -> None:
         ("FROM debian:12\nCOPY a", 2, "write COPY"),
         ("FROM debian:12\nCOPY a b /c", 2, "end it with /"),
         ("FROM debian:12\nCOPY ../a /c", 2, "outside the context"),
-        ("FROM debian:12\nCOPY --from=x a /c", 2, "--from is not taken"),
+        ("FROM debian:12\nCOPY --from= a /c", 2, "write COPY --from=IMAGE"),
+        ("FROM debian:12\nCOPY --from=x <<E /c\nE", 2, "write COPY --from=IMAGE"),
+        ("FROM debian:12\nCOPY --from=x ../a /c", 2, "outside"),
+        ("FROM debian:12\nCOPY --parents a /c", 2, "--parents is not taken"),
         ("FROM debian:12\nCOPY --chmod=9 a /c", 2, "octal"),
         ("FROM debian:12\nENV", 2, "write ENV"),
         ("FROM debian:12\nENV A=${B", 2, "without }"),
@@ -179,6 +186,46 @@ def test_a_wrong_line_is_named(text: str, line: int, says: str) -> None:
 def test_a_recipe_without_from_says_how_to_begin(text: str) -> None:
     with pytest.raises(InvalidRequest, match="begin with FROM"):
         parse_recipe(text)
+
+
+STAGES = """ARG V=12
+FROM debian:$V AS Build
+ARG V
+RUN one $V
+FROM scratchy:1
+RUN two $V
+FROM build AS again
+ENV A=b
+FROM ghcr.io/a/b:1
+COPY --from=build /out/* /in/
+COPY --from=0 x y
+COPY --from=ghcr.io/c/d:2 --chown=1 /uv /usr/local/bin/uv
+"""
+
+
+def test_stages_have_names_and_numbers_and_begin_with_images_or_stages() -> None:
+    recipe = parse_recipe(STAGES)
+    assert [(one.name, one.base) for one in recipe.stages] == [
+        ("build", "base/debian:12"), (None, "base/scratchy:1"), ("again", "build"),
+        (None, "base/ghcr.io/a/b:1"),
+    ]  # fmt: skip
+    assert recipe.earlier("build", 2) == 0
+    assert recipe.earlier("BUILD", 3) == 0
+    assert recipe.earlier("again", 2) is None  # a stage comes before who uses it
+    assert recipe.earlier("0", 3) is None
+    assert recipe.earlier("0", 3, numbers=True) == 0
+    assert recipe.earlier("3", 3, numbers=True) is None
+
+
+def test_each_stage_is_planned_alone() -> None:
+    recipe = parse_recipe(STAGES)
+    first, second, third, last = (plan(recipe, BASE, at) for at in range(4))
+    assert [step.env.get("V") for step in (*first.steps, *second.steps)] == ["12", None]
+    assert third.config.env["A"] == "b"
+    assert [(one.origin, one.sources, one.target) for one in last.steps] == [
+        ("build", ("out/*",), "/in/"), ("0", ("x",), "/y"),
+        ("ghcr.io/c/d:2", ("uv",), "/usr/local/bin/uv"),
+    ]  # fmt: skip
 
 
 def test_bounds_hold() -> None:
