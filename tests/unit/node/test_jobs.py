@@ -10,6 +10,7 @@ from skerry.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from skerry.node.config import Limits
 from skerry.spec.job import JobSpec, JobState
 from skerry.spec.sandbox import SandboxSpec, State
+from skerry.testing.fake import FakeBackend
 
 
 async def test_sandbox_of_a_job_belongs_to_it_and_to_no_connection(stand, manual) -> None:
@@ -146,6 +147,37 @@ async def test_remove_destroys_all_of_a_job_and_what_waits_in_it(stand, manual) 
             await waiting
         assert nothing_left(stand, node)
         assert "train" not in node.jobs.by_id
+
+
+@pytest.mark.parametrize("paused", [True, False], ids=["paused", "full"])
+async def test_end_of_a_job_lets_nothing_in_that_waits_in_it(
+    stand, manual, monkeypatch, paused
+) -> None:
+    made, create = [], FakeBackend.create
+
+    async def creating(self, request):
+        made.append(request.instance_id)
+        return await create(self, request)
+
+    monkeypatch.setattr(FakeBackend, "create", creating)
+    limits = Limits(sandboxes_max=100 if paused else 3, **FREE)
+    async with stand.alive(limits=limits) as node:
+        job = make(node)
+        for _ in range(3):
+            await node.lives.create(IN_JOB)
+        if paused:
+            await (await node.keeping.pause(job)).until_over()
+        waiting = [node.tasks.spawn(node.lives.create(IN_JOB, wait_s=600)) for _ in range(5)]
+        await settle()
+        assert node.keeping.info(job).waiting == 5
+        await node.keeping.end(job, "it was removed", delete=True)
+        for one in waiting:
+            with pytest.raises(Exception, match="deleted"):
+                await one
+        assert len(made) == 3
+        assert nothing_left(stand, node)
+        assert make(node).state is JobState.ACTIVE  # the name is free, and holds nothing up
+        assert (await node.lives.create(IN_JOB)).state is State.RUNNING
 
 
 async def test_fork_of_a_sandbox_of_a_job_is_of_that_job(stand) -> None:

@@ -30,7 +30,7 @@ LOST: Final = "its lease ran out"
 
 
 class Keeping:
-    """Invariants: creates of a paused job are held, and of no other; at most one move a job."""
+    """Invariants: creates of a paused or an ending job are held, and of no other; one move a job."""
 
     def __init__(self, parts: Parts, control: Control, lives: Lives) -> None:
         self._clock = parts.clock
@@ -218,7 +218,9 @@ class Keeping:
         is logged and tried again.
         """
         self._jobs.end(job, reason, delete=delete)
-        self._admission.hold(job.holder, None)
+        # What waits is not let in where others make room: it would be made only to be destroyed.
+        over = Shortage("job_ended", f"job_ended: {job.over().message}", {}, 1.0)
+        self._admission.hold(job.holder, over)
         if job.move is not None:
             job.move.cancel()
 
@@ -233,7 +235,11 @@ class Keeping:
                 log.warning("%s of job %s is not ended yet: %s", sandbox.id, job.id, error)
 
         members = list(job.sandboxes.values())
-        await each([one for one in members if delete or one.state not in ENDED], one, ENDS_AT_ONCE)
+        try:
+            ending = [one for one in members if delete or one.state not in ENDED]
+            await each(ending, one, ENDS_AT_ONCE)
+        finally:
+            self._admission.hold(job.holder, None)
         if delete:
             self._jobs.forget(job)
         self._admission.quotas.forget(job.holder.flow)
