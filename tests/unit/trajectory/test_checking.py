@@ -247,3 +247,24 @@ def test_findings_are_bounded(story, monkeypatch):
         content = {"blob": digest, "bytes": 1}
         story.journal.append(box, "did", {"action": "x", "request": {"content": content}})
     assert len(check_sandbox(local(story), box).findings) == 3
+
+
+def test_segments_that_go_while_a_sandbox_is_checked_are_told_as_missing(story, store):
+    box = fill(story)
+    shelf = story.ship(store)
+    numbers = segment_numbers(story.directory)
+    reader = offline(store)
+    assert check_sandbox(reader, box).findings == ()
+    (log,) = reader.logs()
+    whole, left = log.at, [20]
+
+    def at(place: int):
+        left[0] -= 1
+        if not left[0]:  # retention is under way, and what was listed is a moment old
+            for number in numbers[1:]:
+                shelf.delete(segment_key(NODE, number))
+                log._blocks.forget(number)
+        return whole(place)
+
+    log.at = at
+    assert {one.kind for one in check_sandbox(reader, box).findings} == {K.TRUNCATED}

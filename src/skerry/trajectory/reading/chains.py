@@ -82,8 +82,16 @@ def check_chain(
 
     Records with a smaller seq than `oldest` lay in segments that are not there any more: those of a
     subject that was forgotten before they could be carried over are gone, and that is no crime. What
-    is said to be a copy has to be one.
+    is said to be a copy has to be one. Segments may go while it reads.
     """
+    try:
+        _follow(log, sandbox, findings, oldest, copies)
+    except NotFound:
+        detail = "segments with its records were removed meanwhile"
+        findings.add(FindingKind.TRUNCATED, detail, sandbox=sandbox)
+
+
+def _follow(log: Log, sandbox: str, findings: Findings, oldest: int, copies: Copies | None) -> None:
     links = Links()
     doubts: dict[str, list[tuple[str, dict[str, int]]]] = {}  # until their subject is forgotten
     hashes = dict.fromkeys(copies.seqs, b"") if copies is not None else {}

@@ -131,7 +131,7 @@ def check_sandbox(archive: Archive, sandbox: str) -> TrajectoryCheck:
     _missing(log, range(numbers[0], numbers[-1]), present, findings)
     reading = Pass(log.source, findings, archive.breathe)
     blobs: set[str] = set()
-    for _, found in reading.segments(numbers, present[-1]):
+    for _, found in reading.segments(numbers, present[-1] if present else 0):
         subject = found.record.subject
         if subject == sandbox or subject.startswith(sandbox + "."):
             blobs.update(blobs_of(found.record.data))
