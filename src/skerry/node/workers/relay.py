@@ -43,17 +43,44 @@ class Refused(Exception):
         self.retry = retry
 
 
+class Holds(Protocol):
+    """Who counts the bytes of bodies."""
+
+    def hold(self, request: Request, size: int) -> None:
+        """A request holds so many bytes more; Refused."""
+
+    def free(self, request: Request, size: int) -> None:
+        """A request holds nothing any more."""
+
+
 class Request:
-    """A whole request from inside. Its body is dropped as soon as the worker has it."""
+    """A request from inside. Its body is dropped as soon as the worker has it.
+
+    `guard` is around all that is done with it: when its place is needed for others it ends there, and
+    `refused` says why.
+    """
 
     def __init__(
-        self, method: bytes, path: bytes, headers: Headers, on_drop: Callable[[int], None]
+        self, method: bytes, path: bytes, headers: Headers, holds: Holds, guard: asyncio.Timeout
     ) -> None:
         self.method = method
         self.path = path
         self.headers = headers
         self.body = bytearray()
-        self._on_drop = on_drop
+        self.refused: Refused | None = None
+        self._holds = holds
+        self._guard = guard
+
+    def take(self, data: bytes) -> None:
+        """More of its body has come; Refused if there is no room for it."""
+        self._holds.hold(self, len(data))
+        self.body += data
+
+    def refuse(self, refused: Refused) -> None:
+        """Gives its place up now; what is done with it ends as soon as it can."""
+        self.refused = refused
+        self.drop()
+        self._guard.reschedule(asyncio.get_running_loop().time())
 
     @property
     def asks(self) -> bool:
@@ -62,7 +89,7 @@ class Request:
 
     def drop(self) -> None:
         """Lets go of the body; idempotent."""
-        self._on_drop(len(self.body))
+        self._holds.free(self, len(self.body))
         self.body = bytearray()
 
 

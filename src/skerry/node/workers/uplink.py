@@ -6,16 +6,15 @@ shape. A client that waits for an answer is not bounded: it waits for as long as
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import h11
 
 from skerry.errors import SkerryError
 from skerry.network.dial import Stream
-from skerry.node.workers.options import WorkersConfig
+from skerry.node.workers.places import Share
 from skerry.node.workers.relay import Refused, Relay, Request, checked
 from skerry.node.workers.requests import Requests
 from skerry.node.workers.visit import Answer, ClientLeft, Host, Visit
@@ -23,36 +22,6 @@ from skerry.node.workers.visit import Answer, ClientLeft, Host, Visit
 HEAD_S = 30.0  # from the first byte of a connection, or the end of an exchange, to a whole head
 BODY_S = 30.0  # for a body, and a second for each:
 BODY_BYTES_PER_S = 65_536
-SHARES = 8  # of all bodies' bytes one uplink holds at most a share, or one body: others find room
-
-
-class Places:
-    """What all uplinks of a node hold together."""
-
-    def __init__(self, config: WorkersConfig) -> None:
-        self.config = config
-        self.body_bytes = 0
-        self.waiting = 0
-        self.connections = 0
-        self.counts: Counter[str] = Counter()
-
-    def hold(self, size: int) -> None:
-        """Counts bytes of bodies that are held from here on; Refused if they are too many."""
-        if self.body_bytes + size > self.config.bodies_bytes_max:
-            raise Refused(503, "the node holds too many requests", "overloaded", retry=True)
-        self.body_bytes += size
-
-    @contextmanager
-    def wait(self) -> Iterator[None]:
-        """A place for a request that waits for the block; Refused if there is none."""
-        if self.waiting >= self.config.waiting_max:
-            text = f"{self.waiting} model requests of all sandboxes wait"
-            raise Refused(503, text, "overloaded", retry=True)
-        self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
 
 
 class Uplink:
@@ -63,16 +32,16 @@ class Uplink:
         relay: Relay,
         requests: Requests,
         host: Host,
-        places: Places,
+        share: Share,
         spawn: Callable[..., object],
     ) -> None:
         self._relay = relay
         self._requests = requests
         self._host = host
-        self._places = places
+        self._places = share.places
+        self._share = share
         self._spawn = spawn
         self._open = 0
-        self._body_bytes = 0
 
     async def serve(self, stream: Stream) -> None:
         """Serves one connection from inside to its end; never raises for what comes from there."""
@@ -95,29 +64,29 @@ class Uplink:
 
     async def _exchange(self, visit: Visit) -> bool:
         """Serves one request; returns whether another may come."""
+        guard = asyncio.timeout(None)  # for `Request.refuse`
         request = None
         try:
-            request = await self._read(visit)
-            if request is None:
-                await visit.stream.write_eof()
-                return False
-            whole = await self._answer(visit, request)
+            async with guard:
+                request = await self._head(visit, guard)
+                if request is None:
+                    await visit.stream.write_eof()
+                    return False
+                try:
+                    await self._read_body(visit, request)
+                    whole = await self._answer(visit, request)
+                finally:
+                    request.drop()
         except h11.RemoteProtocolError as error:
-            self._places.counts["refused"] += 1
-            await visit.refuse(
-                Refused(error.error_status_hint, f"this is no request: {error}", "invalid")
-            )
-            return False
+            text = f"this is no request: {error}"
+            return await self._refuse(visit, Refused(error.error_status_hint, text, "invalid"))
         except Refused as refused:
-            self._places.counts["refused"] += 1
-            await visit.refuse(refused)
+            return await self._refuse(visit, refused)
+        except TimeoutError:
+            if request is not None and request.refused is not None:
+                return await self._refuse(visit, request.refused)
+            await visit.finish()  # nothing came, or not enough to be told anything
             return False
-        except TimeoutError:  # nothing came, or not enough to be told anything
-            await visit.finish()
-            return False
-        finally:
-            if request is not None:
-                request.drop()
         if not whole:  # only its breaking off says the truth
             visit.stream.reset()
             return False
@@ -126,22 +95,21 @@ class Uplink:
         await visit.finish()
         return False
 
-    async def _read(self, visit: Visit) -> Request | None:
-        """Returns a whole request, None at the end of the connection."""
+    async def _refuse(self, visit: Visit, refused: Refused) -> bool:
+        self._places.counts["refused"] += 1
+        await visit.refuse(refused)
+        return False
+
+    async def _head(self, visit: Visit, guard: asyncio.Timeout) -> Request | None:
+        """Returns a request of which the head is there, None at the end of the connection."""
         head = await visit.event(HEAD_S)
         if not isinstance(head, h11.Request):
             return None
         headers = [(bytes(name), bytes(value)) for name, value in head.headers]
         path = checked(bytes(head.method), bytes(head.target), headers)
-        request = Request(bytes(head.method), path, headers, self._freed)
         if visit.side.http.they_are_waiting_for_100_continue:
             await visit.side.send(h11.InformationalResponse(status_code=100, headers=[]))
-        try:
-            await self._read_body(visit, request)
-        except BaseException:
-            request.drop()
-            raise
-        return request
+        return Request(bytes(head.method), path, headers, self._share, guard)
 
     async def _read_body(self, visit: Visit, request: Request) -> None:
         most, began = self._places.config.body_bytes_max, self._host.work_time()
@@ -155,20 +123,7 @@ class Uplink:
                 raise ClientLeft
             if size + len(event.data) > most:
                 raise Refused(413, f"the body has more than {most} bytes", "too_large")
-            self._hold(len(event.data))
-            request.body += event.data
-
-    def _hold(self, size: int) -> None:
-        config = self._places.config
-        share = max(config.body_bytes_max, config.bodies_bytes_max // SHARES)
-        if self._body_bytes + size > share:
-            raise Refused(503, "this sandbox sends too many requests", "overloaded", retry=True)
-        self._places.hold(size)
-        self._body_bytes += size
-
-    def _freed(self, size: int) -> None:
-        self._body_bytes -= size
-        self._places.body_bytes -= size
+            request.take(event.data)
 
     async def _answer(self, visit: Visit, request: Request) -> bool:
         """Returns whether the whole answer is out; Refused if there is none."""

@@ -11,9 +11,10 @@ from skerry.node.clock import Clock
 from skerry.node.life.link import Link
 from skerry.node.life.sandbox import Sandbox
 from skerry.node.tasks import Tasks
+from skerry.node.workers.places import Places, Share
 from skerry.node.workers.relay import Refused, Relay
 from skerry.node.workers.requests import Requests
-from skerry.node.workers.uplink import Places, Uplink
+from skerry.node.workers.uplink import Uplink
 from skerry.node.workers.workers import Workers
 from skerry.spec.sandbox import SandboxSpec, State
 
@@ -48,10 +49,11 @@ class Uplinks:
         The link then listens with every connection that it makes.
         """
         host = _Inside(sandbox, link, self._clock, ensure_running)
+        share = Share(self._places)
         for wanted in sandbox.spec.uplinks:
             requests = Requests()
             relay = Relay(sandbox.id, requests, self._ready(wanted.worker), self._count)
-            uplink = Uplink(relay, requests, host, self._places, self._tasks.spawn)
+            uplink = Uplink(relay, requests, host, share, self._tasks.spawn)
             link.add(wanted.port, uplink.serve)
 
     def gauges(self) -> dict[str, float]:

@@ -196,6 +196,7 @@ _PHRASES = {
     405: "Method Not Allowed",
     408: "Request Timeout",
     413: "Content Too Large",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     501: "Not Implemented",
     502: "Bad Gateway",
