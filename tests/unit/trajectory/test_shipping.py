@@ -291,9 +291,16 @@ def test_index_that_cannot_be_read_stops_pruning_of_contents(place):
     place.write("s1", b"x" * 100)
     place.journal.seal()
     place.ship(place.shipper())
-    place.store.put_bytes("trajectories/nodeb/0000000001.idx", b"\xc1", replace=True)
-    with pytest.raises(StorageFailed, match="nodeb"):
+    for node in ("another", "other"):  # before and behind this one in a listing
+        place.store.put_bytes(f"trajectories/{node}/0000000001.idx", b"\xc1", replace=True)
+    with pytest.raises(StorageFailed, match="other"):
         place.shipper().prune(DAY_S)
+    assert len(place.listed(BLOBS)) == 1
+    with pytest.raises(
+        StorageFailed, match="other"
+    ):  # segments of its own have their end all the same
+        place.shipper().prune(-1.0)
+    assert place.listed("trajectories/nodea/") == [owner_key("nodea")]
     assert len(place.listed(BLOBS)) == 1
 
 

@@ -230,10 +230,11 @@ class Shipper:
     def prune(self, keep_s: float) -> int:
         """Removes this node's segments older than that, and blobs that no segment of any node names.
 
-        Returns how many segments went.
+        Returns how many segments went. Raises StorageFailed if an index of any node cannot be read:
+        what it names is not known, so segments have gone then, and no blob.
         """
         self._owner.hold()
-        now, gone = time.time(), 0
+        now, gone, unread = time.time(), 0, ""
         named: set[str] = set()
         for key, _ in list(self._store().list(TRAJECTORIES)):
             if not key.endswith(".idx") or key.startswith(BLOBS):
@@ -241,8 +242,7 @@ class Shipper:
             data = self._store().get(key, INDEX_BYTES_MAX)
             index = decode_index(data) if data is not None else None
             if index is None:
-                if data is not None:
-                    raise StorageFailed(f"{key} cannot be read: no content is removed")
+                unread = key if data is not None else unread
                 continue
             if key.startswith(node_prefix(self._node)) and now - index.to_ns / 1e9 > keep_s:
                 self._store().delete(key)  # first: who finds it must find the rest
@@ -250,6 +250,8 @@ class Shipper:
                 gone += 1
             else:
                 named.update(index.blobs)
+        if unread:
+            raise StorageFailed(f"{unread} cannot be read: no content is removed")
         for key, seen in list(self._store().list(BLOBS)):
             # One that is young may be named by a segment, or a tail, that is just being shipped.
             if key.removeprefix(BLOBS) not in named and now - seen.modified > max(
