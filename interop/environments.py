@@ -27,19 +27,17 @@ class NoEnvironment(Exception):
 
 
 def interpreter(wanted: str) -> str:
-    """Returns a Python of that version ("3.12"), "" is our own; raises NoEnvironment."""
+    """Returns the first Python that there is of "3.12 3.13", "" is our own; raises NoEnvironment."""
     if not wanted:
         return sys.executable
-    pyenv = sorted(
-        Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(
-            f"{wanted}.*/bin/python{wanted}"
-        )
-    )
-    for candidate in (shutil.which(f"python{wanted}"), *map(str, pyenv)):
-        # A pyenv shim may be only a name.
-        if candidate and _version(candidate) == wanted:
-            return candidate
-    raise NoEnvironment(f"no Python {wanted} on this machine")
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for version in wanted.split():
+        pyenv = sorted(versions.glob(f"{version}.*/bin/python{version}"))
+        for candidate in (shutil.which(f"python{version}"), *map(str, pyenv)):
+            # A pyenv shim may be only a name.
+            if candidate and _version(candidate) == version:
+                return candidate
+    raise NoEnvironment(f"no Python {' or '.join(wanted.split())} on this machine")
 
 
 def _version(program: str) -> str:

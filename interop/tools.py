@@ -35,7 +35,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extra: str  # of pyproject.toml
     page: str  # of docs/guide
     scenario: list[Scenario]
-    python: str = ""  # for instance "3.12"; "" is what Skerry runs with
+    python: str = ""  # for instance "3.12 3.13", the first there is; "" is what Skerry runs with
     # Distributions that only the tests need, beside what the extra asks for.
     requires: list[str] = []
     explained: list[Explained] = []

@@ -222,6 +222,33 @@ async def test_a_fault_ends_the_trial_in_every_environment_of_it(
         await made.stop(delete=True)
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_time_that_ran_out_while_the_node_was_gone_is_not_the_agents(
+    tmp_path, monkeypatch, answers
+) -> None:
+    made = environment(tmp_path)
+    await made.start(force_build=False)
+    try:
+        task = asyncio.create_task(made.exec("touch /tmp/began; sleep 300"))
+        await until(lambda: made.is_file("/tmp/began"))
+        if not answers:
+
+            async def nobody():
+                raise Unavailable("nobody")
+
+            monkeypatch.setattr(made._client, "health", nobody)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if answers:
+            assert (await made.exec("true")).return_code == 0
+        else:
+            with pytest.raises(RuntimeRequestError, match="did not answer"):
+                await made.exec("true")
+    finally:
+        await made.stop(delete=True)
+
+
 async def test_what_the_sandbox_refuses_is_no_fault(started, tmp_path, monkeypatch) -> None:
     async def failing(*_args, **_kwargs):
         raise FileDenied("no", path="/x", errno=13)

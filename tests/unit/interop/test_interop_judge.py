@@ -12,7 +12,7 @@ import pytest
 
 import interop.__main__ as command
 from interop import tools
-from interop.environments import NoEnvironment
+from interop.environments import NoEnvironment, interpreter
 from interop.run import end
 
 PASSES = "def test_one():\n    pass\n"
@@ -149,3 +149,12 @@ def test_tool_that_cannot_be_installed_fails_with_the_reason(interop, monkeypatc
 
 def test_run_of_nothing_fails(interop) -> None:
     assert interop({"a": PASSES}, "", "--fast")[0] == 1
+
+
+def test_of_several_pythons_the_first_that_there_is_is_taken() -> None:
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    found = interpreter(f"2.0 {ours} 9.9")
+    assert f"python{ours}" in found
+    assert interpreter("") == sys.executable
+    with pytest.raises(NoEnvironment, match=r"no Python 2\.0 or 9\.9 on this machine"):
+        interpreter("2.0 9.9")

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from skerry.spec.files import FileType
 
 ROOT = "root"  # for whom files are put and fetched, whoever the image's user is
 STOP_S = 120.0
+ANSWERS_WITHIN_S = 5.0
 
 
 class SkerryEnvironment(BaseEnvironment):
@@ -110,7 +112,7 @@ class SkerryEnvironment(BaseEnvironment):
         entries_of(network_policy or self._network_policy, self.options.public)
 
     async def _apply_network_policy(self, network_policy: Any) -> None:
-        with self._trial.judged("changing the network policy"):
+        async with self._judged("changing the network policy"):
             await self._sandbox.set_network(entries_of(network_policy, self.options.public))
 
     # --- its life
@@ -194,7 +196,7 @@ class SkerryEnvironment(BaseEnvironment):
 
     async def _prepare(self) -> None:
         if workdir := self.task_env_config.workdir:
-            with self._trial.judged("making the working directory"):
+            async with self._judged("making the working directory"):
                 await self._sandbox.files.mkdir(workdir, parents=True, user=ROOT)
         await self.ensure_dirs(self._mount_targets(writable_only=True))
         await self._upload_environment_dir_after_start()
@@ -242,29 +244,49 @@ class SkerryEnvironment(BaseEnvironment):
         argv = [sys.executable, "-m", "skerry.cli.main", "shell", self._sandbox.id]
         os.execv(sys.executable, argv)  # noqa: S606 - the terminal takes the place of this process
 
+    @contextlib.asynccontextmanager
+    async def _judged(self, what: str) -> AsyncIterator[None]:
+        """Faults of the platform in the block are told; so is one that an agent's time ran out by.
+
+        Harbor grades an agent that took too long. One that waited for a node which does not answer
+        did not.
+        """
+        try:
+            with self._trial.judged(what):
+                yield
+        except asyncio.CancelledError:
+            try:
+                async with asyncio.timeout(ANSWERS_WITHIN_S):
+                    if self._client is not None:
+                        await self._client.health()
+            except (SkerryError, TimeoutError):
+                self.logger.warning("%s: given up, and the node does not answer", what)
+                self._trial.failed(f"{what}: the node did not answer when it was given up")
+            raise
+
     # --- files
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         """Puts a local file there, root's, with its mode."""
-        with self._trial.judged(f"uploading {target_path}"):
+        async with self._judged(f"uploading {target_path}"):
             await self._sandbox.files.upload(source_path, str(target_path), user=ROOT)
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Puts a local directory's content beneath that one, root's."""
         if not Path(source_dir).is_dir():
             raise FileNotFoundError(f"Source directory {source_dir} does not exist")
-        with self._trial.judged(f"uploading {target_dir}"):
+        async with self._judged(f"uploading {target_dir}"):
             done = await self._sandbox.files.upload(source_dir, str(target_dir), user=ROOT)
         self._tell(done.notes, target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Puts a file of the sandbox into a local one."""
-        with self._trial.judged(f"downloading {source_path}"):
+        async with self._judged(f"downloading {source_path}"):
             await self._sandbox.files.download(str(source_path), target_path, user=ROOT)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Puts a directory's content beneath a local one."""
-        with self._trial.judged(f"downloading {source_dir}"):
+        async with self._judged(f"downloading {source_dir}"):
             done = await self._sandbox.files.download(str(source_dir), target_dir, user=ROOT)
         self._tell(done.notes, source_dir)
 
@@ -282,7 +304,7 @@ class SkerryEnvironment(BaseEnvironment):
 
     async def _type(self, path: str, user: str | int | None) -> FileType | None:
         who = self._resolve_user(user)
-        with self._trial.judged(f"looking at {path}"):
+        async with self._judged(f"looking at {path}"):
             try:
                 info = await self._sandbox.files.stat(
                     str(path), follow=True, user=None if who is None else str(who)
@@ -312,10 +334,10 @@ class SkerryEnvironment(BaseEnvironment):
             "env": self._merge_env(env),
             "cwd": cwd,
             "user": None if who is None else str(who),
-            "timeout": timeout_sec,
+            "timeout": timeout_sec or None,  # 0 is none, as elsewhere in Harbor
             "output_limit": OUTPUT_LIMIT,
         }
-        with self._trial.judged(shlex.join(command.split()[:8])):
+        async with self._judged(shlex.join(command.split()[:8])):
             if told is None:
                 return result_of(await sandbox.run(command, **asked), timeout_sec)
             return result_of(await chunked(sandbox.stream(command, **asked), told), timeout_sec)

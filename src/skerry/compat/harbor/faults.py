@@ -61,11 +61,12 @@ class Trial:
             if not is_of_platform(error):
                 raise
             told = f"{what}: {type(error).__name__}: {error}"
-            self._remember(f"the platform failed earlier in this trial: {told}")
+            self.failed(told)
             raise RuntimeRequestError(told) from error
 
-    def _remember(self, told: str) -> None:
+    def failed(self, told: str) -> None:
+        """From now on nothing works in this trial."""
         key = id(self._paths)
         if key not in _FAULTS:
-            _FAULTS[key] = told
+            _FAULTS[key] = f"the platform failed earlier in this trial: {told}"
             weakref.finalize(self._paths, _FAULTS.pop, key, None)
