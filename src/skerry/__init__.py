@@ -9,7 +9,9 @@ The async face is `skerry.aio`. Names below load at first use, so that importing
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+# As checkers understand it. The command line's first line must not wait for the import of typing: until
+# it has run, Ctrl-C shows a traceback.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from skerry.errors import (

@@ -104,7 +104,8 @@ class Diverged(CallerError):
     """A rollout that is run again asks for something else than it did when it was recorded.
 
     Fields: `sandbox`, `ordinal` (of the operation, from 0), `recorded` and `asked`, each with `action`
-    and `request`. The message shows both.
+    and `request`. The message shows both. With `no_branch`, a branch was asked for: it says why there
+    can be none.
     """
 
     code = "diverged"

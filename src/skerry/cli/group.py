@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from skerry.cli import sigint
 from skerry.cli.app import App
 from skerry.cli.failure import report
 
@@ -75,6 +76,7 @@ class SkerryCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command; a reader of our output that has gone ends it as SIGPIPE would."""
+        sigint.raise_again()
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:  # click would end with 1, as a command in a sandbox may
@@ -158,7 +160,9 @@ class TopGroup(LazyGroup):
             )
             status = value if isinstance(value, int) else 0
             sys.stdout.flush()
+            sigint.leave_at_once()
         except BaseException as error:  # noqa: BLE001 - the one place where all errors end
+            sigint.leave_at_once()
             status = report(app, error)
         if standalone_mode:
             sys.exit(status)

@@ -194,6 +194,69 @@ def test_a_second_signal_leaves_at_once_and_undoes_the_terminal(tmp_path: Path) 
     process.stdout.close()
 
 
+# The process gets SIGINT when it begins to import its WHENth module after the entry, and in what comes
+# after a command's end: while an error is reported, and when all is said.
+INTERRUPTED = """
+import os, signal, sys
+from skerry.cli.entry import main
+class Finder:
+    count = 0
+    def find_spec(self, name, *_):
+        Finder.count += 1
+        if Finder.count == {when} or name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["skerry", *{words!r}]
+try:
+    main()
+finally:
+    print("modules", Finder.count, flush=True)
+"""
+
+
+def interrupted(*words: str, when: int = -1, name: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(when=when, name=name, words=words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--url", "unix:///nowhere", "ls", "--json")])
+def test_interrupt_in_the_midst_of_imports_ends_with_130_and_no_traceback(
+    words: tuple[str, ...],
+) -> None:
+    whole = interrupted(*words)
+    count = int(whole.stdout.split()[-1])
+    assert count > 20
+    for when in sorted({1, 2, 3, *range(1, count - 10, count // 8)}):
+        done = interrupted(*words, when=when)
+        if done.returncode == 125 and when > count // 2:  # it had failed already, of itself
+            assert json.loads(done.stderr)["code"] == "unavailable"
+            continue
+        assert (done.returncode, done.stderr.strip()) == (130, ""), (when, done.stderr)
+
+
+def test_interrupt_while_an_error_is_reported_ends_with_130_and_no_traceback() -> None:
+    done = interrupted("--url", "nonsense", "ls", name="skerry.cli.jsonable")
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_interrupt_is_ignored_where_it_was_when_the_process_began() -> None:
+    script = INTERRUPTED.format(when=5, name="", words=("--help",))
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_lane_returns_values_and_raises_errors_without_blocking_the_loop() -> None:
     import asyncio
 

@@ -235,6 +235,34 @@ async def test_another_operation_diverges_and_names_both() -> None:
         await made.turn(run(), made.take())
 
 
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        ((), "no commit of it before this operation is on record"),
+        (("commit",), "no layer of its commits before this operation is in the store"),
+    ],
+)
+async def test_member_of_a_fork_that_cannot_be_branched_says_why_and_what_to_do(
+    before: tuple[str, ...], why: str
+) -> None:
+    commit = step_of("POST", "/commits", {}, CommitBody(name="workspace/gone", id="1" * 32))
+    assert commit is not None
+    commits = [event(1 + n, op(n), one, request=commit.request) for n, one in enumerate(before)]
+    asked = len(commits)
+    node = Node(*commits, event(1 + asked, op(asked)))
+    past = Past(node, KEY, "branch", "wait", 0.0)  # type: ignore[arg-type]
+    await past.read()
+    made = Line(past, "#0", key=SPEC.key, forked=True)
+    await made.join(SandboxInfo(id=SANDBOX, state=State.RUNNING, spec=SPEC))
+    for _ in commits:
+        assert (await made.turn(commit, made.take())).event is not None
+    with pytest.raises(Diverged, match=why) as raised:
+        await made.turn(run("false"), made.take())
+    assert raised.value.fields["asked"] == {"action": "run", "request": {"shell": "false"}}
+    assert SANDBOX in raised.value.fields["no_branch"]
+    assert "commit each member of a fork first" in raised.value.message
+
+
 async def test_long_requests_are_cut_in_the_message_of_a_divergence() -> None:
     made = await line(Node(event(1, op(0))))
     with pytest.raises(Diverged) as raised:

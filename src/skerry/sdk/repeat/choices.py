@@ -58,6 +58,26 @@ def diverged(
     )
 
 
+def no_branch(error: Diverged, sandbox: str, commits: int) -> Diverged:
+    """Returns that error with why nothing can be branched from, and what to do; field `no_branch`.
+
+    It is for members of forks: what they begin with was on no disk but that of the sandbox that they
+    were forked from, and only a commit keeps such a thing. `commits` were made, and are gone.
+    """
+    why = f"{sandbox} was made by a fork, so it cannot be made anew as it was created, and "
+    if commits:
+        why += f"no layer of its commits before this operation is in the store ({commits} made)"
+    else:
+        why += "no commit of it before this operation is on record"
+    return Diverged(
+        f"{error.message}\n"
+        f"  no branch: {why}. Ask for what is recorded, or run the rollout under another key; to be "
+        "able to branch the next time, commit each member of a fork first",
+        **error.fields,
+        no_branch=why,
+    )
+
+
 def unknown(event: Event, ordinal: int, why: str) -> OutcomeUnknown:
     """Returns the error of an operation of which nobody can say whether it ran."""
     return OutcomeUnknown(

@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from skerry.errors import Bug, Diverged, OutcomeUnknown, SkerryError
+from skerry.errors import Bug, Diverged, OutcomeUnknown
 from skerry.sdk.making import create_as
 from skerry.sdk.patience import Patience
 from skerry.sdk.repeat import names
 from skerry.sdk.repeat.calls import Step, told
-from skerry.sdk.repeat.choices import chosen, diverged, unknown
+from skerry.sdk.repeat.choices import chosen, diverged, no_branch, unknown
 from skerry.sdk.repeat.past import Past, Tale
 from skerry.sdk.repeat.story import Story
 from skerry.spec.sandbox import IMAGE_DEFAULT, SandboxInfo, SandboxSpec, State
@@ -244,13 +244,13 @@ class Line:
                 await self._make(self._marked(spec, "branched", ordinal), ordinal, self._past.wait)
             return Turn(None, self.op_id(ordinal, self.last), self.last, ordinal)
 
-    async def _nearest(self, spec: SandboxSpec, error: SkerryError) -> SandboxSpec:
+    async def _nearest(self, spec: SandboxSpec, error: Diverged) -> SandboxSpec:
         for chapter, commit in reversed(self._commits):
             layer = await self._past.layer_of(chapter.sandbox, chapter.story, commit)
             if layer is not None:
                 return restoring(spec, layer)
         if self._forked:
-            raise error
+            raise no_branch(error, self.chapters[0].sandbox, len(self._commits)) from error
         return spec
 
     async def _rebuilt(
