@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from skerry.cli.at_exit import AtExit
 
 T = TypeVar("T")
+ROUNDS = 3  # of the loop, until a signal that has come is heeded
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -58,8 +59,12 @@ async def _guarded(work: Callable[[], Awaitable[T]], at_exit: AtExit) -> T:
             raise Interrupted(caught[0]) from None
         raise
     except Exception as error:
+        trouble = error if caught else None
+        for _ in range(ROUNDS):
+            if not caught:  # a signal that came while the loop had no turn, in an import say
+                await asyncio.sleep(0)
         if caught:
-            raise Interrupted(caught[0], error) from error
+            raise Interrupted(caught[0], trouble) from error
         raise
     finally:
         for number in heeded:
