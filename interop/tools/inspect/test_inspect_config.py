@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
 import pytest
-from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
+from inspect_ai.model._call_tools import tool_call_error
+from inspect_ai.tool import ToolError
+from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec, SandboxUnavailableError
 from pydantic import ValidationError
 
 from skerry.compat.inspect import SkerryConfig, SkerrySandbox
 from skerry.compat.inspect.config import Build, setup_of
-from skerry.compat.inspect.errors import Refused
+from skerry.compat.inspect.errors import Refused, in_inspects_terms
+from skerry.errors import (
+    Bug,
+    DiskFull,
+    FileDenied,
+    FileRefused,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    SandboxFailed,
+    StorageFailed,
+    Unavailable,
+)
 
 
 @pytest.fixture
@@ -142,6 +158,55 @@ def test_configuration_in_code_is_the_same_and_survives_a_log() -> None:
     assert [one.name for one in setup_of(again.config).wanted] == ["default", "b"]
     with pytest.raises(ValidationError, match="no option 'imag'"):
         SkerryConfig(imag="a")
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("error", "theirs"),
+    [
+        (NotFound("gone", errno=errno.ENOENT, path="/a"), FileNotFoundError),
+        (FileRefused("no directory", errno=errno.ENOTDIR, path="/a"), FileNotFoundError),
+        (FileRefused("it is one", errno=errno.EISDIR, path="/a"), IsADirectoryError),
+        (FileDenied("closed", errno=errno.EACCES, path="/a"), PermissionError),
+        (FileDenied("read-only", errno=errno.EROFS, path="/a"), PermissionError),
+        (DiskFull("full", errno=errno.ENOSPC, path="/a"), ToolError),
+        (FileRefused("a FIFO", errno=errno.EINVAL, path="/a"), ToolError),
+        (InvalidRequest("argv: too long"), ToolError),
+        (SandboxFailed("its first process has ended"), SandboxUnavailableError),
+    ],
+)
+def test_what_an_agent_does_wrong_is_an_error_that_inspect_tells_it(error, theirs) -> None:
+    with pytest.raises(theirs) as raised, in_inspects_terms("a"):
+        raise error
+    assert isinstance(raised.value, OSError) <= ("'a'" in str(raised.value))
+    assert tool_call_error(raised.value, "bash") is not None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("the node is away"),
+        Overloaded("full"),
+        StorageFailed("the store is away"),
+        OutcomeUnknown("it may have run"),
+        SandboxFailed("it was deleted", lost=True),
+        NotFound("there is no such sandbox"),
+        Bug("an invariant"),
+    ],
+)
+def test_fault_of_the_platform_is_none_that_inspect_tells_a_model(error) -> None:
+    with pytest.raises(type(error)) as raised, in_inspects_terms("a"):
+        raise error
+    assert raised.value is error
+    assert tool_call_error(error, "bash") is None
+
+
+def test_loop_of_another_kind_is_refused_before_anything_begins() -> None:
+    begun = SkerrySandbox.task_init("task", None)
+    with pytest.raises(Refused, match="asyncio"):
+        begun.send(None)  # as a loop that is not asyncio's would run it
 
 
 # --- compose
