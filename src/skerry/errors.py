@@ -19,6 +19,7 @@
     │   ├── Overloaded            an admission limit answered (fields: limit, retry_after_s)
     │   ├── Unavailable           node, launcher or backend cannot be reached or used
     │   ├── StorageFailed         disk full, store unreachable
+    │   │   └── ObjectDamaged     what stands in a store in an object's place is none
     │   ├── LayerDamaged          what a store holds of a layer is not what its digest says
     │   ├── ContentDropped        a recorded answer is needed whose content was too long to be kept
     │   └── OutcomeUnknown        the operation may or may not have run; it is never re-run silently
@@ -196,6 +197,15 @@ class StorageFailed(PlatformError):
     http_status = 507
 
 
+class ObjectDamaged(StorageFailed):
+    """In a store, what stands in an object's place is no file: a directory, a FIFO, a link.
+
+    Only who can write to the store's disk has made it so. Fields: `key` and `found`, what it is.
+    """
+
+    code = "object_damaged"
+
+
 class LayerDamaged(PlatformError):
     """Stored bytes of a layer are not those that its digest names; fields: `digest`, maybe `chunk`.
 
@@ -252,6 +262,7 @@ BY_CODE: dict[str, type[SkerryError]] = {
         Overloaded,
         Unavailable,
         StorageFailed,
+        ObjectDamaged,
         LayerDamaged,
         ContentDropped,
         OutcomeUnknown,

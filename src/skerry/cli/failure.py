@@ -17,6 +17,7 @@ from skerry.errors import (
     ImageBroken,
     LayerDamaged,
     NotFound,
+    ObjectDamaged,
     OutcomeUnknown,
     Overloaded,
     SkerryError,
@@ -144,6 +145,8 @@ def hint_for(error: SkerryError, *, remote: bool, state: str) -> str | None:
             return f"try again {when}, or free room: `skerry ls` shows what runs"
         case OutcomeUnknown():
             return "the command may have run: look at its effects before you run it again"
+        case ObjectDamaged():
+            return "whoever keeps the store must look at that path, and remove what is there"
         case StorageFailed() if "reason" in error.fields:
             return None  # the message says it
         case StorageFailed():

@@ -101,7 +101,7 @@ class TrajectoryPage(msgspec.Struct, frozen=True, omit_defaults=True):
 class FindingKind(StrEnum):
     """What can be wrong with a record. The last two are no crime, but something is missing."""
 
-    DAMAGED = "damaged"  # bytes that are no record, with more behind them
+    DAMAGED = "damaged"  # bytes that are no record, with more behind them; or it is no file
     TRUNCATED = "truncated"  # a segment is shorter than another one says, or is missing
     TAMPERED = "tampered"  # a record that does not follow from the one before it
     HEADER = "header"  # a segment without a valid header

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from skerry.errors import InvalidRequest, NotFound
+from skerry.cli.failure import hint_for
+from skerry.errors import InvalidRequest, NotFound, ObjectDamaged
 from skerry.images.objects.directory import DirectoryObjects
 from skerry.sdk.trajectories import unless_gone
 from skerry.spec.trajectory import Finding, FindingKind
@@ -17,13 +22,14 @@ from skerry.trajectory.format.segment import (
     encode_header,
     frame_body,
     parse_record,
+    segment_path,
 )
 from skerry.trajectory.format.store import index_key, segment_key, tail_key
 from skerry.trajectory.journal.journal import Journal
 from skerry.trajectory.reading.archive import Archive, Wanted
-from skerry.trajectory.reading.checking import check_log
+from skerry.trajectory.reading.checking import check_log, check_sandbox
 from skerry.trajectory.reading.findings import FINDINGS_MAX
-from skerry.trajectory.reading.sources import TAIL_BYTES_MAX
+from skerry.trajectory.reading.sources import TAIL_BYTES_MAX, Directory
 from skerry.trajectory.reports.export import export
 from trajectory_stories import NODE, Story, sandbox_id
 
@@ -178,3 +184,55 @@ async def test_sandbox_that_only_an_index_knows_is_left_out_of_what_is_made_of_a
     assert MADE_UP in listed
     all_of_them = [event for one in listed async for event in unless_gone(events(one))]
     assert {event.sandbox for event in all_of_them} == {sandbox_id(1)}
+
+
+def stand_in(path: Path, what: str) -> None:
+    """Puts something that is no file in a file's place; the file itself is kept beside."""
+    aside = path.with_name("aside")
+    path.rename(aside)
+    if what == "directory":
+        path.mkdir()
+        (path / "within").write_bytes(b"x")
+    elif what == "fifo":
+        os.mkfifo(path)
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    else:
+        path.symlink_to(aside)
+
+
+@pytest.mark.parametrize("what", ["directory", "fifo", "socket", "link"])
+@pytest.mark.parametrize("key", [segment_key(NODE, 1), index_key(NODE, 1)])
+def test_what_is_no_file_in_an_objects_place_is_damage_of_that_object(shelf, key, what):
+    assert found_in(shelf, NODE) == ()
+    stand_in(Path(shelf.root) / key, what)
+    (told,) = [one for one in found_in(shelf, NODE) if one.kind is FindingKind.DAMAGED]
+    assert (told.segment, key in told.detail) == (1, True)
+    assert {"link": "a symbolic link", "fifo": "a FIFO"}.get(what, f"a {what}") in told.detail
+    box = sandbox_id(1)
+    reader = archive(shelf)
+    if key.endswith(".idx"):  # all that was recorded can be read all the same
+        assert [event.action for event in reader.events(box)][:2] == ["create", "run"]
+    checked = check_sandbox(reader, box) if key.endswith(".idx") else None
+    assert checked is None or FindingKind.DAMAGED in {one.kind for one in checked.findings}
+    for call in (
+        lambda: shelf.get(key, 1 << 20),
+        lambda: shelf.read(key, 0, 1),
+        lambda: shelf.put_bytes(key, b"", replace=False),
+    ):
+        with pytest.raises(ObjectDamaged) as raised:
+            call()
+        assert raised.value.fields["key"] == key
+        assert "free space" not in (hint_for(raised.value, remote=False, state="/s") or "")
+
+
+@pytest.mark.parametrize("what", ["directory", "fifo"])
+def test_what_is_no_file_in_a_nodes_own_log_is_damage_of_that_segment(tmp_path, what):
+    story = Story(str(tmp_path))
+    story.run(story.create(1), "true")
+    story.close()
+    stand_in(Path(segment_path(str(tmp_path), 1)), what)
+    reader = Archive(Directory(str(tmp_path), NODE), None, lambda: 0.0)
+    (log,) = reader.logs()
+    assert FindingKind.DAMAGED in {one.kind for one in check_log(reader, log).findings}

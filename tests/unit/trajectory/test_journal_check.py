@@ -173,9 +173,9 @@ def test_forgotten_sandbox_that_is_gone_in_part_is_no_crime_and_a_living_one_is(
 
 
 def test_unreadable_journal_is_a_storage_failure(tmp_path):
-    os.mkdir(segment_path(tmp_path, 1))
+    (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageFailed):
-        faults_of(str(tmp_path))
+        faults_of(str(tmp_path / "file"))
 
 
 def test_header_is_read_again_and_a_foreign_version_is_not():

@@ -20,7 +20,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from skerry.errors import ImageBroken, NotFound, StorageFailed
+from skerry.errors import ImageBroken, NotFound, ObjectDamaged, StorageFailed
 from skerry.images.objects.api import Stat, check_key, check_prefix, is_part
 from skerry.images.objects.mounts import file_system, is_local, is_named
 from skerry.images.scratch import storage_errors
@@ -33,6 +33,12 @@ SHARED_LAG_S = 30.0  # 3FS caches entries and attributes that long, NFS does up 
 NFS_LAG_S = 60.0
 _GONE = {errno.ENOENT, errno.ESTALE, errno.ENOTDIR}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF}
+_WORDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+}
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
 # Another file system, too many names, or a source that we may read but not link.
 _NOT_LINKED = _NO_LINKS | {errno.EXDEV, errno.EMLINK, errno.EACCES}
@@ -41,7 +47,8 @@ _NOT_LINKED = _NO_LINKS | {errno.EXDEV, errno.EMLINK, errno.EACCES}
 class DirectoryObjects:
     """Objects below `root`, which is made if it is not there.
 
-    Raises StorageFailed if the directory cannot be used.
+    Raises StorageFailed if the directory cannot be used. Calls raise ObjectDamaged where something
+    else than a file stands in an object's place; listings and `stat` leave it out.
     """
 
     def __init__(self, root: str, *, lag_s: float | None = None) -> None:
@@ -54,7 +61,7 @@ class DirectoryObjects:
     def put_file(self, key: str, path: str) -> bool:
         """Links the file in if it lies on the same file system, else copies it."""
         target = self._path(key)
-        with storage_errors(f"storing {key} in {self.root}"):
+        with self._errors("storing", key):
             os.chmod(path, 0o444)
             _sync(path)
             try:
@@ -66,14 +73,14 @@ class DirectoryObjects:
 
     def put_bytes(self, key: str, data: bytes, *, replace: bool) -> bool:
         """Writes a temporary file and gives it its name."""
-        with storage_errors(f"storing {key} in {self.root}"):
+        with self._errors("storing", key):
             return self._write(self._path(key), iter((data,)), 0o644, replace=replace)
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
         """Reads a small file."""
         directory, name = os.path.split(check_key(key))
         for _ in range(_READS_MAX):
-            with storage_errors(f"reading {key} in {self.root}"):
+            with self._errors("reading", key):
                 data = self._get(key, max_bytes)
             if data is not None or self.lag_s == 0:
                 break
@@ -95,7 +102,7 @@ class DirectoryObjects:
         Before: its length may be remembered from when it was being written.
         """
         try:
-            with open(self._path(key), "rb", buffering=0) as file:
+            with open(self._path(key), "rb", buffering=0, opener=_regular) as file:
                 if self.lag_s > 0 and not is_named(file.fileno()):
                     return None
                 data = _pread(file.fileno(), 0, max_bytes + 1)
@@ -107,9 +114,9 @@ class DirectoryObjects:
 
     def read(self, key: str, offset: int, length: int) -> bytes:
         """Reads a part of a file."""
-        with storage_errors(f"reading {key} in {self.root}"):
+        with self._errors("reading", key):
             try:
-                with open(self._path(key), "rb", buffering=0) as file:
+                with open(self._path(key), "rb", buffering=0, opener=_regular) as file:
                     return _pread(file.fileno(), offset, length)
             except OSError as error:
                 if error.errno in _GONE:
@@ -118,7 +125,7 @@ class DirectoryObjects:
 
     def stat(self, key: str) -> Stat | None:
         """Asks for one file."""
-        with storage_errors(f"looking at {key} in {self.root}"):
+        with self._errors("looking at", key):
             try:
                 return _stat(os.stat(self._path(key), follow_symlinks=False))
             except OSError as error:
@@ -142,7 +149,7 @@ class DirectoryObjects:
 
     def delete(self, key: str) -> None:
         """Unlinks the file; on a local disk a mount of it keeps working."""
-        with storage_errors(f"removing {key} in {self.root}"):
+        with self._errors("removing", key):
             try:
                 os.unlink(self._path(key))
             except OSError as error:
@@ -171,6 +178,23 @@ class DirectoryObjects:
         return swept
 
     # --- inner parts ---
+
+    @contextlib.contextmanager
+    def _errors(self, doing: str, key: str) -> Iterator[None]:
+        """Turns every OSError into StorageFailed; ObjectDamaged if no file stands in that place."""
+        try:
+            yield
+        except OSError as error:
+            found = _other(self._path(key))
+            if found is None:
+                text = f"{doing} {key} in {self.root}: {error.strerror}"
+                raise StorageFailed(text, errno=error.errno) from error
+            raise ObjectDamaged(
+                f"{key} in {self.root} is damaged: {found} stands in its place",
+                key=key,
+                found=found,
+                errno=error.errno,
+            ) from error
 
     def _path(self, key: str) -> str:
         return os.path.join(self.root, check_key(key))
@@ -258,9 +282,29 @@ def _link(source: str, target: str) -> bool:
     try:
         os.link(source, target, follow_symlinks=False)
     except FileExistsError:
+        if _other(target) is not None:  # that is no object, and nothing that was stored
+            raise
         return False
     _sync_directory(os.path.dirname(target))
     return True
+
+
+def _regular(path: str, flags: int) -> int:
+    """Opens a file; OSError for anything else, which nobody waits for or follows."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is no file", path)
+
+
+def _other(path: str) -> str | None:
+    """Returns what stands there if it is no file; None if it is one, or nothing is there."""
+    try:
+        mode = os.stat(path, follow_symlinks=False).st_mode
+    except OSError:
+        return None
+    return None if stat.S_ISREG(mode) else _WORDS.get(stat.S_IFMT(mode), "something strange")
 
 
 def _pieces(path: str) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from skerry.errors import LayerDamaged, NotFound, StorageFailed
+from skerry.errors import LayerDamaged, NotFound, ObjectDamaged, StorageFailed
 from skerry.spec.trajectory import FindingKind, TrajectoryCheck, blobs_of
 from skerry.trajectory.format.index import SegmentIndex
 from skerry.trajectory.format.segment import (
@@ -45,7 +45,7 @@ class Pass:
     def segments(self, numbers: Iterable[int], newest: int) -> Iterator[tuple[int, Found]]:
         """Yields each valid record with its segment's number, and notes what is wrong around them."""
         for number in numbers:
-            anchor = self._source.anchor(number)
+            anchor = self._anchor(number)
             if anchor is not None and anchor.gap:
                 continue  # told by `_missing`
             try:
@@ -53,6 +53,16 @@ class Pass:
                 yield from self._segment(number, anchor, newest=newest_of_all)
             except NotFound as error:
                 self._findings.add(FindingKind.TRUNCATED, error.message, segment=number)
+            except ObjectDamaged as error:
+                self._findings.add(FindingKind.DAMAGED, error.message, segment=number)
+
+    def _anchor(self, number: int) -> SegmentIndex | None:
+        """Returns what the store was told of a segment, as far as that is there."""
+        try:
+            return self._source.anchor(number)
+        except ObjectDamaged as error:
+            self._findings.add(FindingKind.DAMAGED, error.message, segment=number)
+            return None
 
     def _segment(
         self, number: int, anchor: SegmentIndex | None, *, newest: bool
@@ -112,7 +122,7 @@ class Pass:
     def _header(self, number: int) -> Header | None:
         try:
             return decode_header(self._source.read(number, 0, HEADER_BYTES))
-        except NotFound:
+        except (NotFound, ObjectDamaged):
             return None
 
 
@@ -218,5 +228,7 @@ def _check_blobs(
                 breathe()
         except NotFound:
             findings.add(FindingKind.MISSING_BLOB, "the content is not there", blob=digest)
+        except ObjectDamaged as error:
+            findings.add(FindingKind.CHANGED_BLOB, error.message, blob=digest)
         except LayerDamaged:
             findings.add(FindingKind.CHANGED_BLOB, "the content is another one", blob=digest)

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from skerry.errors import NotFound, StorageFailed
+from skerry.errors import NotFound, ObjectDamaged, StorageFailed
 from skerry.spec.trajectory import EVENTS_PAGE_MAX, Event, EventPage, TrajectoryInfo
 from skerry.trajectory.format.places import OFFSET_BITS, OFFSET_MASK, place_of
 from skerry.trajectory.format.scan import Scan
@@ -212,7 +212,10 @@ class Log:
                     continue
                 if not one.outline.take(number, found):
                     disordered.add(sandbox)
-        except NotFound:  # its index says that it was there: the rest is read all the same
+        except (
+            NotFound,
+            ObjectDamaged,
+        ):  # its index says that it was there: the rest is read all the same
             for one in some:
                 one.outline.unbroken = False
         for one in some:
@@ -227,7 +230,7 @@ class Log:
             try:
                 for found in self._of(records, sandbox):
                     places[found.record.seq] = place_of(number, found.offset)
-            except NotFound:
+            except (NotFound, ObjectDamaged):
                 traced.outline.unbroken = False
             traced.number, traced.end = number, records.end
         for place in array("Q", [places[seq] for seq in sorted(places)]):

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from skerry.errors import NotFound
+from skerry.errors import NotFound, ObjectDamaged
 from skerry.spec.ids import SANDBOX_PATTERN
 from skerry.trajectory.format.index import Mention, SegmentIndex, note
 from skerry.trajectory.format.segment import HEADER_BYTES
@@ -64,9 +64,16 @@ class Sightings:
 
     def _anchors(self, numbers: list[int]) -> list[SegmentIndex | None]:
         if len(numbers) == 1:
-            return [self._source.anchor(numbers[0])]
+            return [self._anchor(numbers[0])]
         with ThreadPoolExecutor(len(numbers)) as pool:
-            return list(pool.map(self._source.anchor, numbers))
+            return list(pool.map(self._anchor, numbers))
+
+    def _anchor(self, number: int) -> SegmentIndex | None:
+        """Returns a segment's index, None if there is none: then the segment itself is read."""
+        try:
+            return self._source.anchor(number)
+        except ObjectDamaged:  # a check names it
+            return None
 
     def segments_of(self, sandbox: str) -> list[int]:
         """Returns the segments with records of a sandbox, oldest first."""
@@ -113,7 +120,7 @@ class _Open:
         self._end = HEADER_BYTES
 
     def read_on(self, source: Source, breathe: Callable[[], None]) -> None:
-        """Reads what was appended since; nothing if the segment is gone."""
+        """Reads what was appended since; nothing if the segment is gone, or is no file."""
         records = scan(source, self.number, self._end)
         try:
             for count, found in enumerate(records):
@@ -122,7 +129,7 @@ class _Open:
                 sandbox = found.record.subject.partition(".")[0]
                 if SANDBOX_PATTERN.fullmatch(sandbox) is not None:
                     note(self.sandboxes, sandbox, found)
-        except NotFound:
+        except (NotFound, ObjectDamaged):
             return
         self._end = records.end
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import os
+import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol, TypeVar
 
-from skerry.errors import NotFound, SkerryError, StorageFailed
+from skerry.errors import NotFound, ObjectDamaged, SkerryError, StorageFailed
 from skerry.trajectory.format.index import INDEX_BYTES_MAX, SegmentIndex, decode_index
 from skerry.trajectory.format.scan import Scan
 from skerry.trajectory.format.segment import HEADER_BYTES, segment_numbers, segment_path
@@ -107,16 +108,25 @@ class Directory:
         """Reads a part of a file."""
         path = segment_path(self._path, number)
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=_waiting_for_nobody) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise ObjectDamaged(f"{path} is damaged: it is no file", key=path)
                 return os.pread(file.fileno(), length, offset)
         except FileNotFoundError as error:
             raise NotFound(f"{path} is not there") from error
+        except IsADirectoryError as error:
+            raise ObjectDamaged(f"{path} is damaged: it is no file", key=path) from error
         except OSError as error:
             raise StorageFailed(f"cannot read {path}: {error.strerror}") from error
 
     def anchor(self, number: int) -> SegmentIndex | None:  # noqa: ARG002 - of the protocol
         """Nothing: a log is no witness of its own."""
         return None
+
+
+def _waiting_for_nobody(path: str, flags: int) -> int:
+    """Opens a file; a FIFO in its place is opened too, and at once."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 class Shipped:
@@ -235,6 +245,8 @@ class Both:
             return None
         try:
             found = ask()
+        except ObjectDamaged:  # it is not away
+            raise
         except SkerryError as error:
             log.warning("trajectories: the store is away: %s", error.message)
             self.away, self._ask_at = True, self._now() + LIST_EVERY_S
