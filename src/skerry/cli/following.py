@@ -122,7 +122,6 @@ async def follow(
     folder = jobs_dir / job.id
     shutil.rmtree(folder, ignore_errors=True)
     log = JobLog(folder, time.time)
-    began = time.monotonic()
     told = _InOrder(on_event)
     watching = asyncio.ensure_future(_watch_building(job, total, told))
     worrying = asyncio.ensure_future(_watch_trouble(job, told))
@@ -131,10 +130,9 @@ async def follow(
         async for line in job.lines():
             await copy.take(line)
         built = await watching
-        seconds = time.monotonic() - began - built
         async for _ in job.results():  # raises why the job cannot go on, if it cannot
             pass
-        log.append("end", {"rollouts": total, "seconds": round(seconds, 3)}, durable=True)
+        log.append("end", {"rollouts": total, "seconds": round(copy.seconds, 3)}, durable=True)
     except BaseException:
         if wanted is not None:
             copy.cancel_rest(wanted)
@@ -146,9 +144,12 @@ async def follow(
         told.all()
         log.close()
     on_event(JobEvent(kind="end", text=job.id, done=total, total=total))
-    records = tuple(sorted(copy.records, key=lambda one: one.rollout))
     return JobSummary(
-        job=job.id, path=str(folder), records=records, build_seconds=built, seconds=seconds
+        job=job.id,
+        path=str(folder),
+        records=tuple(sorted(copy.records, key=lambda one: one.rollout)),
+        build_seconds=0.0 if wanted is None else built,  # who comes later has not seen it
+        seconds=copy.seconds,
     )
 
 
@@ -215,21 +216,30 @@ class _Copy:
         self._on_event = on_event
         self._started: dict[str, dict[str, str]] = {}
         self._has_head = False
+        self._began = self._ended = 0.0  # when environments were ready, and when the last one ended
         self.records: list[RolloutRecord] = []
+
+    @property
+    def seconds(self) -> float:
+        """How long the rollouts took, by the workers' record: whenever one comes to follow them."""
+        return max(0.0, self._ended - self._began)
 
     async def take(self, line: Line) -> None:
         """Copies a line with what it refers to, and tells of it."""
         if line.kind == "end" or (line.kind == "job" and self._has_head):
             return
-        self._has_head = self._has_head or line.kind == "job"
+        if line.kind == "job":
+            self._has_head, self._began = True, line.time
         for digest in blobs_in_line(line.data):
             if not (self._log.folder / "blobs" / digest).exists():
                 self._log.blob(await self._job.blob(digest))
-        self._log.append(line.kind, line.data, durable=line.kind in ("job", "rollout"))
+        durable = line.kind in ("job", "rollout")
+        self._log.append(line.kind, line.data, durable=durable, time=line.time)
         rollout = str(line.data.get("rollout", ""))
         if line.kind == "rollout":
             record = msgspec.convert(line.data, RolloutRecord)
             self.records.append(record)
+            self._ended = max(self._ended, line.time)
             self._tell("done", rollout, record=record)
         elif line.kind == "attempt":
             self._tell("attempt", rollout, text=str(line.data.get("detail", "")))

@@ -179,9 +179,10 @@ def show_summary(app: App, summary: JobSummary) -> None:
         return
     show_table(app, summary.records)
     app.line("")
+    built = f"; environments took {summary.build_seconds:.1f} s" if summary.build_seconds else ""
     app.line(
         f"{plural(len(summary.records), 'rollout')} in {summary.seconds:.1f} s "
-        f"({summary.per_second:.2f} a second); environments took {summary.build_seconds:.1f} s"
+        f"({summary.per_second:.2f} a second){built}"
     )
     for policy in dict.fromkeys(item.policy for item in summary.records):
         rewards = [item.reward for item in summary.records if item.policy == policy]

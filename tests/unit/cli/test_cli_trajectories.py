@@ -6,13 +6,16 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_client import FakeClient, invoke
 
 from skerry.cli.trace import places
+from skerry.errors import NotFound
 from skerry.spec.sandbox import State
-from skerry.spec.trajectory import TrajectoryInfo
+from skerry.spec.trajectory import Finding, FindingKind, TrajectoryCheck, TrajectoryInfo
 from skerry.trajectory.format.store import BLOBS, segment_key
+from skerry.trajectory.rollouts.job_log import JobLog
 from trajectory_stories import NODE, Story
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x1b[0m \u202etxt\r\nsound\n\x9b5n"
@@ -191,6 +194,45 @@ def test_verify_tells_what_a_crash_tore_off_from_what_somebody_changed(story, tm
     assert "torn_tail" in torn.stdout
 
 
+def test_verify_of_all_looks_at_jobs_and_at_every_sandbox_of_the_node(story, tmp_path, monkeypatch):
+    from skerry.cli.trace import verifying
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    nothing = invoke(None, "trace", "verify", "--all")
+    assert (nothing.exit_code, "no jobs" in nothing.stderr) == (125, True)
+    log = JobLog(tmp_path / "xdg" / "skerry" / "jobs" / "job1", lambda: 5.0)
+    log.append("end", {})
+    log.close()
+    boxes = [story.create(number) for number in range(2)]
+    client = FakeClient()
+    client.trajectories = Trajectories(story)
+    for module in (places, verifying):
+        monkeypatch.setattr(module, "node_is_there", lambda _app: True)
+    checks = rows(invoke(client, "trace", "verify", "--all", "--json").stdout)
+    assert [check.get("job") or check["sandbox"] for check in checks] == ["job1", *boxes]
+    client.trajectories.gone.append(boxes[0])  # between being listed and its turn
+    shown = invoke(client, "trace", "verify", "--all")
+    assert (shown.exit_code, shown.stdout.count("sound")) == (0, 2)
+    client.trajectories.broken.append(boxes[1])
+    assert invoke(client, "trace", "verify", "--all").exit_code == 1
+    of_folder = invoke(client, "trace", "verify", "--all", "--jobs", str(log.folder.parent))
+    assert (of_folder.exit_code, of_folder.stdout.count("sound")) == (0, 1)
+
+
+def test_show_tells_what_a_verdict_says_and_how_an_error_ended(story, tmp_path):
+    box = story.create(1, rollout="r-0")
+    result = {"outcome": "failed", "reward": 0.25, "evidence": [], "detail": f"why{EVIL}"}
+    story.journal.append(box, "did", {"action": "verdict", "op": b"", "result": result})
+    story.run(box, "x", stderr=b"first\n" + b"between\n" * 200 + b"ValueError: last\n", exit_code=1)
+    story.ship(str(tmp_path / "store"))
+    shown = invoke(None, "trace", "show", box, "--store", str(tmp_path / "store")).stdout
+    assert "-> outcome=failed reward=0.25 detail=why\\x1b" in shown
+    assert "evidence" not in shown
+    assert "ValueError: last" in shown
+    assert "first" not in shown
+    assert not {"\x1b", "\x07", "\r"} & set(shown)
+
+
 def test_stats_sum_up_by_rollout_or_job(boxes, store):
     told = rows(invoke(None, "trace", "stats", "--json", *store).stdout)
     assert [(row["rollout"], row["commands"], row["nonzero"]) for row in told] == [
@@ -252,6 +294,8 @@ class Trajectories:
 
         self.archive = Archive(Directory(story.directory, NODE), None, lambda: 0.0)
         self.asked: list[dict] = []
+        self.gone: list[str] = []
+        self.broken: list[str] = []
 
     async def iterate(self, **wanted):
         from skerry.trajectory.reading.archive import Wanted
@@ -260,14 +304,23 @@ class Trajectories:
         for info in self.archive.select(Wanted(**wanted), 100).items:
             yield info
 
+    async def verify(self, sandbox: str) -> TrajectoryCheck:
+        from skerry.trajectory.reading.checking import check_sandbox
+
+        if sandbox in self.gone:
+            raise NotFound("it went")
+        check = check_sandbox(self.archive, sandbox)
+        if sandbox not in self.broken:
+            return check
+        finding = Finding(kind=FindingKind.TAMPERED, detail="x")
+        return msgspec.structs.replace(check, findings=(finding,))
+
     async def events(self, sandbox: str, start: int = 0):
         for event in self.archive.page(sandbox, start).events:
             yield event
 
 
 def test_rollouts_of_jobs_and_sandboxes_of_a_node_read_as_one(story, tmp_path, monkeypatch):
-    from skerry.trajectory.rollouts.job_log import JobLog
-
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     log = JobLog(tmp_path / "skerry" / "jobs" / "job1", lambda: 5.0)
     log.append("event", {"rollout": "job1-0000", "action": "note", "text": EVIL})

@@ -73,6 +73,44 @@ async def test_token_at_its_limit_waits_whatever_its_jobs_are_and_holds_up_nobod
         await node.lives.create(SandboxSpec(), tenant="two")
 
 
+@pytest.mark.parametrize("limited", ["token", "job"])
+async def test_who_waits_at_a_limit_of_its_own_is_told_how_long_that_takes(
+    stand, manual, limited
+) -> None:
+    limits = Limits(sandboxes_per_owner_max=2 if limited == "token" else 0, **FREE)
+    async with stand.alive(limits=limits) as node:
+        burst = make(node, "burst", owner="one", sandboxes_max=2 if limited == "job" else None)
+        beside = make(node, "beside", owner="one", sandboxes_max=1 if limited == "job" else None)
+        make(node, "another", owner="two")
+        live = [await node.lives.create(SandboxSpec(job="burst")) for _ in range(2)]
+        if limited == "job":
+            await node.lives.create(SandboxSpec(job="beside"))
+        waiting = {
+            name: [
+                node.tasks.spawn(node.lives.create(SandboxSpec(job=name), wait_s=600))
+                for _ in range(4)
+            ]
+            for name in ("burst", "beside")
+        }
+        await settle()
+        assert queue_of(node, burst).estimate_s is None  # nothing has ended: nobody can tell
+        for _ in range(3):  # what ends of others says nothing
+            await node.lives.delete(await node.lives.create(SandboxSpec(job="another")))
+        assert queue_of(node, burst).estimate_s is None
+        await node.lives.delete(live[0])
+        await until(waiting["burst"][0].done)
+        queue = queue_of(node, burst)
+        assert queue.limit == ("sandboxes_per_owner" if limited == "token" else "sandboxes_per_job")
+        assert queue.per_second == pytest.approx(1 / 60, abs=0.001)
+        places = [item.position for item in queue.items]
+        assert places == ([1, 3, 5] if limited == "token" else [1, 2, 3])
+        assert [item.estimate_s for item in queue.items] == [60.0 * place for place in places]
+        other = queue_of(node, beside).estimate_s
+        assert other == (60.0 * 7 if limited == "token" else None)  # 3 of the burst come between
+        for job in (burst, beside):
+            await node.keeping.end(job, "done", delete=True)
+
+
 async def test_tokens_are_told_apart_over_tcp(stand) -> None:
     tokens = ("a" * 32, "b" * 32)
     limits = Limits(sandboxes_per_owner_max=1, **FREE)

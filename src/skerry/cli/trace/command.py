@@ -24,7 +24,7 @@ from skerry.cli.recorded import (
 )
 from skerry.cli.trace.places import Place, Traces, named, node_is_there, open_traces, store_options
 from skerry.cli.trace.verifying import verify
-from skerry.cli.trace.view import inert, inert_lines, lines_of
+from skerry.cli.trace.view import inert, inert_lines, lines_of, part
 from skerry.cli.trace.work import diff, export, stats
 from skerry.cli.words import age, plural, size
 from skerry.errors import InvalidRequest, NotFound
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from skerry.spec.rollout import Line, RolloutRecord
     from skerry.spec.trajectory import TrajectoryInfo
 
-TEXT_SHOWN = 400
 SANDBOXES_SHOWN = 20
 
 
@@ -298,7 +297,5 @@ def _show_line(app: App, line: Line, began: float) -> None:
         text = value.get("text", "") if isinstance(value, dict) and "text" in value else value
         if text in ("", None, [], {}):
             continue
-        words = str(text)
-        if len(words) > TEXT_SHOWN:
-            words = words[:TEXT_SHOWN] + f" ... ({len(words)} characters)"
+        words = part(name, str(text), f"{len(str(text))} characters")
         app.line(f"    {inert(name)}: " + inert_lines(words, " " * 6))

@@ -83,9 +83,12 @@ class NodeTraces:
         return await self._trajectories.verify(sandbox)
 
     async def check_all(self) -> AsyncIterator[TrajectoryCheck]:
-        """Lets the node check one sandbox after the other."""
+        """Lets the node check one sandbox after the other, but those that went meanwhile."""
         async for info in self._trajectories.iterate():
-            yield await self._trajectories.verify(info.sandbox)
+            try:
+                yield await self._trajectories.verify(info.sandbox)
+            except NotFound:
+                continue
 
     async def blob(self, digest: str) -> AsyncIterator[bytes]:
         """Gets it as a whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import click
 from skerry.cli.app import App
 from skerry.cli.group import SkerryCommand
 from skerry.cli.recorded import jobs_dir, jobs_option, newest
-from skerry.cli.trace.places import Place, named, open_traces, store_options
+from skerry.cli.trace.places import Place, named, node_is_there, open_traces, store_options
 from skerry.cli.trace.view import inert
 from skerry.cli.words import plural
 from skerry.errors import InvalidRequest
@@ -23,8 +24,8 @@ INCOMPLETE = 3  # nothing was changed, but something is missing
 
 
 @click.command("verify", cls=SkerryCommand)
-@click.argument("name", metavar="NAME", required=False)
-@click.option("--all", "everything", is_flag=True, help="All jobs; all sandboxes of a store.")
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("--all", "everything", is_flag=True, help="All jobs and all sandboxes.")
 @jobs_option
 @store_options
 @click.pass_obj
@@ -40,17 +41,32 @@ def verify(
 ) -> int:
     """Check that records are as they were written: each chain, each segment, each content.
 
-    NAME is a job (the newest if none is given), a sandbox, or a rollout's key; with --store and no
-    name everything in the store is checked. Exit status 1 if something was changed or taken away,
-    3 if only what a crash tore off or a node said that it dropped is missing. Whoever can write the
-    record can also write another one: keep the `head` that is printed with somebody else.
+    NAME is a job (the newest if none is given), a sandbox, or a rollout's key; with --all it is every
+    job here and every sandbox that the node has on record; with --store and no name everything in
+    the store. Exit status 1 if something was changed or taken away, 3 if only what a crash tore off
+    or a node said that it dropped is missing. Whoever can write the record can also write another
+    one: keep the `head` that is printed with somebody else.
     """
     if name is not None and everything:
         raise InvalidRequest("give a name, or --all")
     place = Place(store, config)
+    if everything and not place.given:
+        return _verify_all(app, jobs_dir(jobs), sandboxes=jobs is None and node_is_there(app))
     if not place.given and (name is None or _is_job(jobs, name)):
-        return _verify_jobs(app, jobs_dir(jobs), name, everything=everything)
+        return _verify_jobs(app, jobs_dir(jobs), (name or newest(jobs_dir(jobs)),))
     return app.wait_for(lambda: _verify_sandboxes(app, name, place))
+
+
+def _verify_all(app: App, folder: Path, *, sandboxes: bool) -> int:
+    """Checks all jobs of a folder, and what the node has; NotFound if there is nothing to check."""
+    from skerry.trajectory.rollouts.reader import list_jobs
+
+    if not sandboxes:
+        newest(folder)
+    status = _verify_jobs(app, folder, list_jobs(folder))
+    if sandboxes:
+        status = _worse(status, app.wait_for(lambda: _verify_sandboxes(app, None, Place())))
+    return status
 
 
 def _is_job(jobs: str | None, name: str) -> bool:
@@ -59,11 +75,11 @@ def _is_job(jobs: str | None, name: str) -> bool:
     return jobs is not None or name in list_jobs(jobs_dir(jobs))
 
 
-def _verify_jobs(app: App, folder: Path, job: str | None, *, everything: bool) -> int:
-    from skerry.trajectory.rollouts.reader import list_jobs, verify_job
+def _verify_jobs(app: App, folder: Path, jobs: Sequence[str]) -> int:
+    from skerry.trajectory.rollouts.reader import verify_job
 
     sound = True
-    for name in list_jobs(folder) if everything else (job or newest(folder),):
+    for name in jobs:
         check = verify_job(folder, name)
         sound = sound and check.sound
         _show_job_check(app, check)
@@ -87,8 +103,12 @@ async def _verify_sandboxes(app: App, name: str | None, place: Place) -> int:
     status = 0
     async with open_traces(app, place) as traces:
         if name is None:
+            found = False
             async for check in traces.check_all():
+                found = True
                 status = _worse(status, _show_check(app, check))
+            if not found:
+                app.note(f"no trajectories in {traces.where}")
         else:
             for info in await named(traces, name):
                 status = _worse(status, _show_check(app, await traces.check(info.sandbox)))

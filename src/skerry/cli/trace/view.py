@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from skerry.spec.trajectory import Event
 
 MODEL_REQUEST = "model.request"
+VERDICT = "verdict"
+HARNESS = "harness."
+STDERR = "stderr"
+EMPTY: tuple[Any, ...] = (None, "", [], {})
 TEXT_SHOWN = 400
 LINE_SHOWN = 200
 COLOURS = {
@@ -73,6 +77,9 @@ def came(event: Event) -> str:
     if result.get("start_error"):
         words.append(str(result["start_error"]))
     words += [name for name in ("timed_out", "oom_killed", "truncated") if result.get(name)]
+    if event.action == VERDICT or event.action.startswith(HARNESS):
+        told = [f"{name}={_word(value)}" for name, value in result.items() if value not in EMPTY]
+        words += [cut(" ".join(told), LINE_SHOWN)] if told else []
     if not words:
         words.append(str(event.outcome))
     return inert(", ".join(words))
@@ -84,11 +91,11 @@ def lines_of(event: Event, began: float, *, full: bool = False) -> Iterator[str]
     head = click.style(f"+{max(0.0, event.started - began):8.2f} s", bold=True)
     time = f", {max(0.0, event.ended - event.started):.2f} s" if event.ended else ""
     state = click.style(came(event), fg=colour)
-    yield f"{head} {event.ordinal:>5}  {inert(event.action):<12} {brief(event)}"
+    yield f"{head} {event.ordinal:>5}  {inert(event.action):<13} {brief(event)}"
     yield f"{'':>19}-> {state}{time}"
     for name, value in {**event.request, **(event.result or {})}.items():
         if is_content(value):
-            text = _content(value, full=full)
+            text = _content(name, value, full=full)
             if text:
                 yield f"{'':>19}{inert(name)}: " + inert_lines(text, " " * 21)
     if event.action == MODEL_REQUEST:
@@ -125,12 +132,10 @@ def _mappings(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def _content(value: dict[str, Any], *, full: bool) -> str:
+def _content(name: str, value: dict[str, Any], *, full: bool) -> str:
     if "text" in value:
         text = str(value["text"])
-        if len(text) > TEXT_SHOWN and not full:
-            return text[:TEXT_SHOWN] + f" ... ({size(value['bytes'])})"
-        return text
+        return text if full else part(name, text, size(value["bytes"]))
     if "base64" in value:
         return f"({size(value['bytes'])} that are no text)"
     if "blob" in value:
@@ -144,6 +149,15 @@ def _word(value: Any) -> str:
     if isinstance(value, dict | list):
         return cut(str(value), 60)
     return str(value)
+
+
+def part(name: str, text: str, length: str) -> str:
+    """Returns what is shown of a long text: its beginning, but of stderr its end, which says why."""
+    if len(text) <= TEXT_SHOWN:
+        return text
+    if name == STDERR:
+        return f"({length}) ... " + text[-TEXT_SHOWN:]
+    return text[:TEXT_SHOWN] + f" ... ({length})"
 
 
 def cut(text: str, limit: int) -> str:

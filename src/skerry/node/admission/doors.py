@@ -290,14 +290,13 @@ class Admission:
             short = Shortage("creates_waiting_per_owner", message, fields, self._turn_s())
             raise self._refuse(short, claim.holder)
         wait, holder = Wait(claim, key), claim.holder
-        number = self._kept.take(flow, key)
         wait.ticket = queue.push(
             flow,
             priority,
             wait,
             group=holder.tenant,
             rank=self.quotas.terms(holder).priority,
-            number=number,
+            number=self._kept.take(flow, key),
         )
         return wait
 
@@ -317,15 +316,16 @@ class Admission:
         flows = {flow.name: flow for flow in self._room.flows()}
         for one, more in (*self.expected.items(), (holder, 0)):
             name = one.flow
-            known = flows.get(name) or Flow(
-                name, 0, one.tenant, self.quotas.terms(one).priority, self._weight(name)
-            )
+            rank, weight = self.quotas.terms(one).priority, self._weight(name)
+            known = flows.get(name) or Flow(name, 0, one.tenant, rank, weight)
             flows[name] = known._replace(waiting=known.waiting + more)
-        waits = [ticket.item for ticket in self._room.line(holder.flow)]
-        others = [flow for name, flow in flows.items() if name not in (holder.flow, *self._parked)]
-        own = self.quotas.ends_per_second(holder.flow) if holder.flow in self._parked else None
-        rate = self.admitted.per_second() if own is None else own
-        return Line(waits, flows[holder.flow], others, rate)
+        mine, waits = flows.pop(holder.flow), [one.item for one in self._room.line(holder.flow)]
+        if mine.name not in self._parked:
+            others = [flow for flow in flows.values() if flow.name not in self._parked]
+            return Line(waits, mine, others, self.admitted.per_second())
+        rate, shared = self.quotas.pace(holder)  # what others leave is not for it
+        others = [flow for flow in flows.values() if shared and flow.group == holder.tenant]
+        return Line(waits, mine, others, rate)
 
     # -- commands ---------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class Quotas:
         self._terms: dict[str, Terms] = {}  # of jobs, by flow
         self._held: dict[str, Shortage] = {}  # flows whose job takes no creates now
         self._ends: dict[str, Rate] = {}  # of jobs that are at their limit or have been, by flow
+        self._token_ends: dict[str, Rate] = {}  # likewise of tokens
 
     def find(self, claim: Claim, more: int = 1) -> Shortage | None:
         """Returns the limit of its own that says no to so many more."""
@@ -47,6 +48,7 @@ class Quotas:
                 return _full("sandboxes_per_job", f"of job {holder.job} ", used, most)
         used = self._holders.of_tenant(holder.tenant)
         if maximum and used + more > maximum:
+            self._token_ends.setdefault(holder.tenant, Rate(self._now, END_WINDOW_S))
             return _full("sandboxes_per_owner", "of this API token ", used, maximum)
         return None
 
@@ -76,13 +78,22 @@ class Quotas:
 
     def ended(self, holder: Holder) -> None:
         """One of it has ended."""
-        if (rate := self._ends.get(holder.flow)) is not None:
-            rate.note()
+        for rate in (self._ends.get(holder.flow), self._token_ends.get(holder.tenant)):
+            if rate is not None:
+                rate.note()
 
-    def ends_per_second(self, flow: str) -> float:
-        """Returns how often one of a job that was at its limit has ended of late."""
-        rate = self._ends.get(flow)
-        return 0.0 if rate is None else rate.per_second()
+    def pace(self, holder: Holder) -> tuple[float, bool]:
+        """Returns how often of late places came free for which it waits, and whether it shares them.
+
+        A job at its own limit waits for places of the job alone; at its token's limit for those of
+        the token, with all that the token has. 0 if none came free, or if it takes no creates now.
+        """
+        if holder.flow in self._held:
+            return 0.0, False
+        most = self.terms(holder).sandboxes_max
+        own = most is not None and self._holders.of(holder) >= most
+        rate = self._ends.get(holder.flow) if own else self._token_ends.get(holder.tenant)
+        return 0.0 if rate is None else rate.per_second(), not own
 
     def forget(self, flow: str) -> None:
         """Its job is over."""

@@ -120,13 +120,22 @@ class JobLog:
             raw = file.read(self._ends[last - 1] - start)
         return tuple(msgspec.json.decode(one, type=Line) for one in raw.splitlines())
 
-    def append(self, kind: str, data: dict[str, Any], *, durable: bool = False) -> str:
+    def append(
+        self,
+        kind: str,
+        data: dict[str, Any],
+        *,
+        durable: bool = False,
+        time: float | None = None,
+    ) -> str:
         """Writes a line and returns its sha256; with `durable` it is on the disk when this returns.
 
+        A line that is copied keeps its `time`; others have that of the clock.
         Texts that are no UTF-8 carry U+FFFD there: what a policy names cannot keep it off the record.
         """
         data = printable(data)
-        line = Line(seq=self._seq, prev=self._prev, time=self._clock(), kind=kind, data=data)
+        at = self._clock() if time is None else time
+        line = Line(seq=self._seq, prev=self._prev, time=at, kind=kind, data=data)
         digest = digest_of(line)
         raw = encode_line(msgspec.structs.replace(line, sha256=digest))
         try:
