@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from skerry.errors import InvalidRequest
@@ -11,11 +12,12 @@ VALUES_MAX: Final = 1 << 22  # each may cost a hundred bytes of memory for two i
 INTEGERS: Final = range(-(1 << 63), 1 << 64)  # that msgpack can say
 
 
-def check_value(value: Any, what: str) -> None:
+def check_value(value: Any, what: str, *, finite: bool = False) -> None:
     """Raises InvalidRequest unless everything that handles it later can say it again.
 
     What is read here is packed, nested in pages and read again at other depths of the stack: one that
-    only just passed would keep a whole page from its reader.
+    only just passed would keep a whole page from its reader. With `finite`, numbers that JSON cannot
+    hold are refused, too.
     """
     level, count = [value], 0
     for _ in range(DEPTH_MAX):
@@ -27,6 +29,8 @@ def check_value(value: Any, what: str) -> None:
             raise InvalidRequest(f"{what} has more than {VALUES_MAX} values")
         if any(type(one) is int and one not in INTEGERS for one in below):
             raise InvalidRequest(f"{what} has an integer of more than 64 bits")
+        if finite and any(type(one) is float and not math.isfinite(one) for one in below):
+            raise InvalidRequest(f"{what} has a number that is not finite")
         level = [one for one in below if isinstance(one, dict | list | tuple)]
         if not level:
             return

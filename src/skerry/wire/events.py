@@ -34,7 +34,8 @@ class PostedEvent(
         """Returns itself; InvalidRequest if it cannot stand in a record."""
         if ACTION.fullmatch(self.action) is None:
             raise InvalidRequest(
-                f"action: {self.action[:80]!r} is none of verdict, model.request, harness.NAME"
+                f"action: {self.action[:80]!r} is none of verdict, model.request and harness.NAME, "
+                "with a NAME of 1 to 48 of a-z, 0-9, '_', '-' and '.'"
             )
         if self.result is not None and self.error is not None:
             raise InvalidRequest("an event has a result or an error, not both")

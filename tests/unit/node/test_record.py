@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import secrets
 from pathlib import Path
 
@@ -309,6 +310,11 @@ async def test_harness_adds_verdicts_once_and_only_in_its_own_name(stand) -> Non
         head = {"content-type": "application/msgpack", "accept": "application/json"}
         async with api.session.post(url, data=odd, headers=head) as answer:
             assert answer.status in {200, 422}
+        for name, value in (("result", {"reward": math.nan}), ("usage", {"x": [math.inf]}),
+                            ("started", -math.inf), ("ended", math.nan)):  # fmt: skip
+            endless = msgspec.msgpack.encode({"events": [{"action": "verdict", name: value}]})
+            async with api.session.post(url, data=endless, headers=head) as answer:
+                assert (answer.status, "not finite" in await answer.text()) == (422, True)
         assert len(dids(node, sid)) <= 3
         await api.call("POST", f"/v1/sandboxes/{sid}/stop")
         await api.call("POST", url, {"events": [verdict]})

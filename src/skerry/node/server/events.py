@@ -32,7 +32,7 @@ async def post(node: Node, exchange: Exchange) -> None:
 def _entry(event: PostedEvent, now: float) -> Did:
     event.check()
     said = [event.request, event.result, event.usage, event.error and event.error.fields]
-    check_value(said, "event")
+    check_value([*said, event.started, event.ended], "event", finite=True)
     if next(blobs_of(said), None) is not None:  # what nobody keeps would read as lost
         raise InvalidRequest(
             "event: it names a content of the record (`blob`): say it, or its sha256"

@@ -52,11 +52,18 @@ class BookLog(JobLog):
     It is for people: the book has what counts, so nothing here waits for the disk.
     """
 
-    def append(self, kind: str, data: dict[str, Any], *, durable: bool = False) -> str:
+    def append(
+        self,
+        kind: str,
+        data: dict[str, Any],
+        *,
+        durable: bool = False,
+        time: float | None = None,
+    ) -> str:
         """Writes a line; raises NotRecorded."""
         del durable
         try:
-            return super().append(kind, data, durable=False)
+            return super().append(kind, data, time=time)
         except StorageFailed as error:
             raise NotRecorded(error.message) from error
 
