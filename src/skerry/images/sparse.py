@@ -36,6 +36,35 @@ def extents(handle: int, at: int = 0) -> Iterator[tuple[int, int]]:
         yield start, at
 
 
+def holes_beyond(handle: int, size: int, bytes_max: int) -> bool:
+    """Says whether a file has more than so many bytes of holes; looks no further than it needs to."""
+    left, at = bytes_max, 0
+    if size <= bytes_max:
+        return False
+    for start, end in extents(handle):
+        left -= min(start, size) - at
+        if left < 0 or end >= size:
+            return left < 0
+        at = end
+    return left < size - at
+
+
+def read_extents(handle: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """Gives what a file of that size holds and its offset, in pieces of at most CHUNK_BYTES.
+
+    Raises EndsEarly if the file is shorter, OSError.
+    """
+    for start, end in extents(handle):
+        at = start
+        for piece in _stretch(handle, start, min(end, size)):
+            yield at, piece
+            at += len(piece)
+        if end >= size:
+            break
+    if os.fstat(handle).st_size < size:
+        raise EndsEarly
+
+
 def read_around_holes(handle: int, offset: int, length: int) -> Iterator[bytes]:
     """Gives the bytes of a part of a file in pieces of `CHUNK_BYTES`, the last one shorter.
 

@@ -9,11 +9,11 @@ judged is what is graded.
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
 from collections.abc import Iterable
 
 from skerry.errors import SandboxFailed
+from skerry.spec.digests import Digest, PlainDigest, digest_like
 from skerry.spec.files import Change, FileType
 
 BLOCK = 512
@@ -40,7 +40,7 @@ class TarFilter:
         self._left = 0  # bytes of the current member's content still to come
         self._padding = 0
         self._current: Change | None = None
-        self._digest = hashlib.sha256()
+        self._digest: Digest = PlainDigest()
         self._ended = False
         self._seen: set[str] = set()
 
@@ -153,7 +153,7 @@ class TarFilter:
             self._spend(size)
             out += header(relative, b"0", 0o644 | (change.mode & 0o777), size)
             self._current = change
-            self._digest = hashlib.sha256()
+            self._digest = digest_like(change.digest, size)
             if size == 0:
                 self._end_content()
 
@@ -191,10 +191,9 @@ class TarFilter:
 
     def _end_content(self) -> None:
         change, self._current = self._current, None
-        if change is not None and change.digest is not None:
-            seen = self._digest.hexdigest()
-            if change.digest.removeprefix("sha256:") != seen:
-                raise SandboxFailed(f"{change.path} changed while it was graded")
+        known = change.digest if change is not None else None
+        if change is not None and known is not None and known != self._digest.text():
+            raise SandboxFailed(f"{change.path} changed while it was graded")
 
     def _absolute(self, name: bytes) -> str:
         text = name.decode("utf-8", "surrogateescape").rstrip("/")

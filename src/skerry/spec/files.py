@@ -87,5 +87,5 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     uid: int = 0
     gid: int = 0
     size: int = 0
-    digest: str | None = None  # sha256 of a regular file's content
+    digest: str | None = None  # of a regular file's content: `skerry.spec.digests`
     target: str | None = None  # of a symbolic link

@@ -89,6 +89,10 @@ async def collect(
             return Submission(found, b"", failed("the submission has too many files to be graded"))
         if not found.kept:
             return Submission(found, b"")
+        contents = {change.digest or change.path: change.size for change in found.kept}
+        if sum(contents.values()) > SUBMISSION_BYTES_MAX:  # holes count, and are not sent for that
+            why = "the submission is too large to be graded"
+            return Submission(found, b"", failed(why))
         sieve = TarFilter(found.kept, workdir, bytes_max=SUBMISSION_BYTES_MAX)
         out = bytearray()
         async for chunk in sandbox.diff_tar(workdir):

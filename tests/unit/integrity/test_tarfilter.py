@@ -13,6 +13,7 @@ from tasks_for_audits import added, folder, link
 
 from skerry.errors import SandboxFailed
 from skerry.integrity.tarfilter import TarFilter
+from skerry.spec.digests import SparseDigest
 from skerry.spec.files import Change, ChangeKind
 
 LIMIT = 1 << 20
@@ -194,3 +195,20 @@ def test_a_damaged_archive_gives_only_kept_names(at: int, value: int, piece: int
     except SandboxFailed:
         return
     assert set(names(out)) <= {"a"}
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 511])
+def test_sparse_files_are_what_the_audit_saw_or_nothing_is_graded(piece: int) -> None:
+    content = bytearray(70_000)
+    content[9000:9005] = b"holds"
+    seen = SparseDigest(len(content))
+    seen.put(9000, b"holds")
+    keep = [added("/testbed/a", digest=seen.text())]
+    out = sift(archive(member("testbed/a", bytes(content))), keep, piece=piece)
+    with tarfile.open(fileobj=io.BytesIO(out)) as tar:
+        found = tar.extractfile("a")
+        assert found is not None
+        assert found.read() == content
+    content[60_000] = 1
+    with pytest.raises(SandboxFailed, match="changed while"):
+        sift(archive(member("testbed/a", bytes(content))), keep, piece=piece)

@@ -8,7 +8,6 @@ directory hides is deleted. FIFOs, sockets and devices are listed and never open
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from functools import partial
 
 from skerry.errors import ImageBroken
 from skerry.images.tree.entry import LAYER_IDS, Entry, Node, show
-from skerry.images.tree.files import file_type, inside_xattrs, read_content, read_link
+from skerry.images.tree.files import file_type, inside_xattrs, read_content, read_digest, read_link
 from skerry.images.tree.upper import Found, Seen, UpperLimits, UpperView, walk_upper
 from skerry.spec.files import Change, ChangeKind, FileType
 
@@ -42,6 +41,7 @@ def tar_entries(view: UpperView, limits: UpperLimits, under: str) -> Iterator[En
     """
     top = os.fsencode(under).strip(b"/")
     first: dict[tuple[int, int], bytes] = {}
+    written = _Budget(limits)  # an archive has no holes
     for seen, change in _compare(view, limits, top):
         if change.kind is ChangeKind.DELETED or seen.stat is None:
             continue
@@ -60,13 +60,14 @@ def tar_entries(view: UpperView, limits: UpperLimits, under: str) -> Iterator[En
         elif change.type is FileType.FILE:
             first[identity] = seen.path
             node.xattrs = inside_xattrs(seen.parent, seen.name, info, view.uid_base, seen.path)
+            written.take(info.st_size, seen.path)
             entry.size = info.st_size
             entry.data = partial(read_content, seen.parent, seen.name, info, seen.path)
         yield entry
 
 
 class _Budget:
-    """Bytes that may still be read."""
+    """Bytes that may still be read, or written."""
 
     def __init__(self, limits: UpperLimits) -> None:
         self._left = limits.bytes_max
@@ -164,8 +165,9 @@ def _is_same(
         return False
     if kind is FileType.DIRECTORY:
         return True
-    budget.take(old.st_size, seen.path)
-    return _hash(read_content(lower.parent, seen.name, old, seen.path)) == content
+    spend = partial(budget.take, path=seen.path)
+    found = read_digest(lower.parent, seen.name, old, seen.path, spend, like=content)
+    return found == content
 
 
 def _digest(
@@ -174,15 +176,8 @@ def _digest(
     identity = (info.st_dev, info.st_ino)
     if info.st_nlink > 1 and identity in known:
         return info.st_size, known[identity]
-    budget.take(info.st_size, seen.path)
-    digest = _hash(read_content(seen.parent, seen.name, info, seen.path))
+    spend = partial(budget.take, path=seen.path)
+    digest = read_digest(seen.parent, seen.name, info, seen.path, spend)
     if info.st_nlink > 1:
         known[identity] = digest
     return info.st_size, digest
-
-
-def _hash(chunks: Iterator[bytes]) -> str:
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        digest.update(chunk)
-    return f"sha256:{digest.hexdigest()}"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from skerry.errors import ImageBroken
-from skerry.images.sparse import EndsEarly, read_around_holes
+from skerry.images.sparse import EndsEarly, holes_beyond, read_around_holes, read_extents
 from skerry.images.tree.entry import LAYER_IDS, show
 from skerry.images.tree.xattrs import read_xattrs
+from skerry.spec.digests import SPARSE, PlainDigest, SparseDigest
 from skerry.spec.files import FileType
 
+HOLES_BYTES: Final = 16 << 20  # that a digest of all bytes goes through; beyond it is a sparse one
 _BY_FORMAT = {
     stat.S_IFREG: FileType.FILE,
     stat.S_IFDIR: FileType.DIRECTORY,
@@ -91,6 +94,45 @@ def read_content(
         if once:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
+
+
+def read_digest(
+    parent: int,
+    name: bytes,
+    expected: os.stat_result,
+    path: bytes,
+    spend: Callable[[int], None],
+    *,
+    like: str | None = None,
+) -> str:
+    """Returns the digest of a regular file (`skerry.spec.digests`): of the kind of `like`, or its own.
+
+    `spend` is told how much is read, and may raise. ImageBroken as `read_content`.
+    """
+    fd = open_regular(parent, name, expected, path)
+    try:
+        size = expected.st_size
+        if not _is_sparse(fd, size, like):
+            spend(size)
+            plain = PlainDigest()
+            for piece in read_around_holes(fd, 0, size):
+                plain.update(piece)
+            return plain.text()
+        sparse = SparseDigest(size)
+        for offset, piece in read_extents(fd, size):
+            spend(len(piece))
+            sparse.put(offset, piece)
+        return sparse.text()
+    except EndsEarly:
+        raise ImageBroken(f"{show(path)} changed while it was read") from None
+    finally:
+        os.close(fd)
+
+
+def _is_sparse(fd: int, size: int, like: str | None) -> bool:
+    if like is not None:
+        return like.startswith(SPARSE)
+    return holes_beyond(fd, size, HOLES_BYTES)
 
 
 def inside_xattrs(
