@@ -169,7 +169,7 @@ void layer_mount(struct launcher *l, struct request *r)
 	if (o && !err) {
 		*o = (struct order){l, r, reply};
 		/* In a job: the file may lie on a lazy store that reads from far away. */
-		err = job_start(&l->loop, work, o, done, o, true);
+		err = job_start(&l->loop, work, o, done, o, 1);
 		if (!err) {
 			l->layers_mounting++;
 			return;
@@ -244,7 +244,7 @@ static int unmount_lazy(struct launcher *l, struct request *r, struct pending re
 	if (!o)
 		return fail(f, "memory", -ENOMEM, "layer");
 	*o = (struct order){l, r, reply};
-	err = job_start(&l->loop, unmount_work, o, unmount_done, o, true);
+	err = job_start(&l->loop, unmount_work, o, unmount_done, o, 1);
 	if (err)
 		free(o);
 	return err ? fail(f, "fork", err, "layer") : 0;

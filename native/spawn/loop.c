@@ -184,13 +184,17 @@ static void job_expire(struct timer *t)
 {
 	struct job *j = container_of(t, struct job, timer);
 
+	if (--j->terms) {
+		timer_set(j->loop, t, job_expire);
+		return;
+	}
 	/* The end of the process then runs the job's end. */
 	j->expired = true;
 	sys_pidfd_kill(j->watch.fd);
 }
 
 int job_start(struct loop *l, int (*work)(void *arg, struct job_result *r), void *arg,
-	      void (*done)(struct job *, struct job_result *), void *owner, bool bounded)
+	      void (*done)(struct job *, struct job_result *), void *owner, unsigned terms)
 {
 	struct job *j = calloc(1, sizeof(*j));
 	int pair[2], pidfd = -1, err;
@@ -204,7 +208,7 @@ int job_start(struct loop *l, int (*work)(void *arg, struct job_result *r), void
 		return err;
 	}
 	*j = (struct job){.loop = l, .watch = {-1, job_ready}, .channel = pair[0], .far = pair[1],
-			  .done = done, .owner = owner};
+			  .terms = terms, .done = done, .owner = owner};
 	pid = sys_clone(CLONE_FILES, &pidfd, -1);
 	if (!pid) {
 		struct job_result r = {.fds = {-1, -1}};
@@ -227,7 +231,7 @@ int job_start(struct loop *l, int (*work)(void *arg, struct job_result *r), void
 		free(j);
 		return err;
 	}
-	if (bounded)
+	if (terms)
 		timer_set(l, &j->timer, job_expire);
 	return 0;
 }

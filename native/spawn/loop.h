@@ -54,16 +54,17 @@ struct job {
 	struct loop *loop;
 	struct watch watch; /* pidfd */
 	struct timer timer;
+	unsigned terms; /* deadlines that may still pass */
 	bool expired;
 	int channel, far; /* both ends: the child shares the table when it starts */
 	void (*done)(struct job *j, struct job_result *r);
 	void *owner;
 };
 
-/* Runs `work` in a child process and `done` when it has ended; the job is freed afterwards. Without
- * `bounded` it may take longer than the deadline. `work` fills the result and returns its error. */
+/* Runs `work` in a child process and `done` when it has ended; the job is freed afterwards. It may take
+ * as many deadlines as `terms` says, with 0 for ever. `work` fills the result and returns its error. */
 int job_start(struct loop *l, int (*work)(void *arg, struct job_result *r), void *arg,
-	      void (*done)(struct job *, struct job_result *), void *owner, bool bounded);
+	      void (*done)(struct job *, struct job_result *), void *owner, unsigned terms);
 /* For `work`: notes the step and hands the error on. */
 int job_fail(struct job_result *r, const char *step, int error);
 

@@ -313,7 +313,7 @@ void memory_move(struct launcher *l, struct request *r)
 		snprintf(o->group, sizeof(o->group), "%s",
 			 *i->kept->work_group ? i->kept->work_group : i->kept->agent_group);
 		o->place = place_of(l, o->group);
-		err = o->place ? job_start(&l->loop, work, o, done, o, false) : -EACCES;
+		err = o->place ? job_start(&l->loop, work, o, done, o, 0) : -EACCES;
 	}
 	if (!err) {
 		l->memory_jobs++;

@@ -17,6 +17,11 @@
 
 #include "protocol.h"
 
+/* The process whose namespaces a slot takes runs in the slot's groups. Those of best effort get the
+ * processor time that all others leave: on a busy host the few steps take longer than a deadline. A
+ * node gives an answer up after 60 s. */
+enum { SLOT_TERMS = 5 };
+
 struct order {
 	struct launcher *launcher;
 	struct request *request; /* NULL: only a network namespace is wanted */
@@ -240,7 +245,7 @@ void slot_make(struct launcher *l, struct request *r)
 				   .user_fd = -1, .net_fd = -1, .making = true,
 				   .has_cgroup_ns = r->agent_group};
 		*o = (struct order){.launcher = l, .request = r, .slot = s, .reply = reply};
-		err = job_start(&l->loop, work, o, slot_made, o, true);
+		err = job_start(&l->loop, work, o, slot_made, o, SLOT_TERMS);
 		if (!err) {
 			/* From here on: whoever asked may be gone, and a node that comes after it must
 			 * neither take the number for free nor the groups away under the helper. */
@@ -276,7 +281,7 @@ int slot_net_replace(struct launcher *l, void (*done)(struct job *, struct job_r
 {
 	struct order none = {.launcher = l};
 
-	return job_start(&l->loop, work, &none, done, owner, true);
+	return job_start(&l->loop, work, &none, done, owner, 1);
 }
 
 bool slot_net_clean(struct launcher *l, struct slot *s, char *why, size_t size)

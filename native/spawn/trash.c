@@ -92,7 +92,7 @@ void trash_empty(struct launcher *l)
 	l->trash_again = l->trash_running;
 	if (l->trash_running)
 		return;
-	err = job_start(&l->loop, work, l, done, l, false);
+	err = job_start(&l->loop, work, l, done, l, 0);
 	l->trash_running = !err;
 	if (err)
 		log_line(l, "trash: %s", strerror(-err));

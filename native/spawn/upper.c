@@ -317,7 +317,7 @@ void upper_open(struct launcher *l, struct request *r)
 			err = fail(&f, "upper", -EBUSY, "of the other kind");
 	} else if (o && !err) {
 		*o = (struct order){l, r, reply};
-		err = job_start(&l->loop, work, o, done, o, true);
+		err = job_start(&l->loop, work, o, done, o, 1);
 		if (!err)
 			return;
 		fail(&f, "fork", err, "upper");
@@ -377,7 +377,7 @@ void upper_keep(struct launcher *l, struct request *r)
 	if (o && !err) {
 		*o = (struct order){l, r, reply};
 		/* In a job: it waits for a commit of the file system. */
-		err = job_start(&l->loop, copy, o, copied, o, true);
+		err = job_start(&l->loop, copy, o, copied, o, 1);
 	}
 	if (!err)
 		return;

@@ -154,6 +154,14 @@ async def epoch(client: Client, seconds: float, workers: int) -> None:
                 await SCENARIOS[name][0](client)
             except Stopped:
                 await asyncio.sleep(0.1)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Nobody asked for it, and a group takes it for an end: the worker would be gone.
+                client.tell.bad(
+                    f"{name} was cancelled by nobody: {error!r}", begin, kind="scenario"
+                )
             except Exception as error:  # noqa: BLE001 - it is told
                 client.tell.bad(f"{name}: {error!r}", begin, kind="scenario")
             else:

@@ -10,10 +10,6 @@ from typing import Any
 
 # A fault explains an error of an operation that it overlapped, or that began this soon after it.
 AFTERMATH_S = 2.0
-# A new launcher makes all slots anew while the host still clears those of the killed one away. On a busy
-# host that is longer than a step of the launcher may take, and the create says so.
-REFILL_S = 60.0
-DEADLINE = "'step': 'deadline'"
 # Requests that the SDK does not repeat by itself: a connection that is lost ends them, typed.
 ONE_SHOT = frozenset(
     {"file", "tree", "stream", "forward", "diff", "commit", "cancel", "session", "attach"}
@@ -37,10 +33,9 @@ class Window:
     begin: float
     end: float = math.inf
 
-    def covers(self, begin: float, end: float, said: str = "") -> bool:
-        """Returns whether an operation of that time, that ended with these words, may have felt it."""
-        refilling = self.fault in {"launcher", "both"} and DEADLINE in said
-        return begin <= self.end + (REFILL_S if refilling else AFTERMATH_S) and end >= self.begin
+    def covers(self, begin: float, end: float) -> bool:
+        """Returns whether an operation of that time may have felt it."""
+        return begin <= self.end + AFTERMATH_S and end >= self.begin
 
 
 def fits(kind: str, code: str, faults: set[str]) -> bool:
@@ -110,8 +105,7 @@ class Judge:
         """Judges everything so far; returns the latencies of the epoch and begins a new one."""
         waiting, self._open = self._open, []
         for record in waiting:
-            said = record.get("m", "")
-            faults = {w.fault for w in self.windows if w.covers(record["s"], record["e"], said)}
+            faults = {w.fault for w in self.windows if w.covers(record["s"], record["e"])}
             if record["k"] == "bad":
                 if faults & set(record.get("excuse", ())):
                     self.excused[record["n"]] += 1

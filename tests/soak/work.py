@@ -330,15 +330,18 @@ async def pauses(client: Client) -> None:
         line = "for n in $(seq 20); do echo $n; sleep 0.03; done"
         work = client.run(sandbox, line, own=hostile.OWN)  # deleted under it if a pause fails
         running = asyncio.create_task(work)
-        await asyncio.sleep(client.chance.uniform(0, 0.4))
-        with contextlib.suppress(Stopped):
-            await client.tell.op("pause", sandbox.pause())
-            await asyncio.sleep(client.chance.uniform(0, 0.5))
-            if client.chance.random() < 0.5:
-                await client.tell.op("pause", sandbox.resume())
-        with contextlib.suppress(Stopped):
-            await hostile.alive(client, sandbox, begin, "a pause")
-        result = await running
+        try:
+            await asyncio.sleep(client.chance.uniform(0, 0.4))
+            with contextlib.suppress(Stopped):
+                await client.tell.op("pause", sandbox.pause())
+                await asyncio.sleep(client.chance.uniform(0, 0.5))
+                if client.chance.random() < 0.5:
+                    await client.tell.op("pause", sandbox.resume())
+            with contextlib.suppress(Stopped):
+                await hostile.alive(client, sandbox, begin, "a pause")
+        finally:
+            await asyncio.wait((running,))
+        result = running.result()
         whole = "".join(f"{n}\n" for n in range(1, 21)).encode()
         client.expect(result.ok and result.stdout == whole, f"after a pause: {result}", begin)
 

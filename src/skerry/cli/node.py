@@ -90,8 +90,10 @@ def run_node(config: NodeConfig) -> None:
 
     import uvloop
 
+    from skerry.cli.heap import bound_heap
     from skerry.node.main import serve
 
+    bound_heap()
     gc.freeze()  # code is never garbage, and looking through it stops the loop for 10 ms
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config))

@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 WAITING_MAX = 64
 BREATH_S = 0.00005
+REST_S = 30.0  # after so long without a read its pieces of segments and its listing are let go of
 
 
 class Trajectories:
@@ -66,7 +67,8 @@ class Trajectories:
 class Lane:
     """One thread, and an archive that only it uses. Reads wait for each other, in order.
 
-    What is read for a client that has gone is left within a moment.
+    What is read for a client that has gone is left within a moment. A lane that nobody asks for REST_S
+    keeps only what finds things.
     """
 
     def __init__(self, name: str, archive: Callable[[Callable[[], None]], Archive]) -> None:
@@ -74,6 +76,7 @@ class Lane:
         self.waiting = 0
         self._thread = ThreadPoolExecutor(1, name)
         self._left = threading.Event()  # by who asked for what is read now
+        self._resting: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def run(self, work: Callable[[Archive], T]) -> T:
@@ -93,17 +96,27 @@ class Lane:
             return work(self.archive)
 
         self.waiting += 1
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, turn)
+            return await loop.run_in_executor(self._thread, turn)
         except _LeftAlone:
             raise Unavailable("the node is ending: ask again", retry_after_s=0.1) from None
         finally:
             left.set()
             self.waiting -= 1
+            if self._resting is not None:
+                self._resting.cancel()
+            self._resting = loop.call_later(REST_S, self._rest)
+
+    def _rest(self) -> None:
+        if not self._closed and not self.waiting:
+            self._thread.submit(self.archive.rest)
 
     def close(self) -> None:
         """Ends the thread."""
         self._closed = True
+        if self._resting is not None:
+            self._resting.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _breathe(self) -> None:

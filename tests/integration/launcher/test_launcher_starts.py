@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +81,24 @@ def test_start_that_hangs_ends_at_its_deadline_while_others_go_on(
     assert reply.failure is not None
     assert (reply.failure.error_step, reply.failure.errno) == ("deadline", errno.ETIMEDOUT)
     launcher.drop(0)
+    launcher.end()
+
+
+def test_slot_whose_groups_get_no_processor_for_longer_than_a_deadline_is_made_all_the_same(
+    launcher: Launcher,
+) -> None:
+    freeze = launcher.unified / "cgroup.freeze"
+    thaw = threading.Timer(12.0, freeze.write_text, ("0",))  # a deadline is 10 s
+    freeze.write_text("1")  # as starved as a group can be
+    thaw.start()
+    try:
+        began = time.monotonic()
+        launcher.slot(2, rooted=True)
+        assert time.monotonic() - began > 10.0  # else nothing was in the group
+    finally:
+        thaw.join()
+    for slot in range(3):
+        launcher.drop(slot)
     launcher.end()
 
 

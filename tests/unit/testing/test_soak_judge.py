@@ -71,25 +71,6 @@ def test_error_fits_its_fault_only_while_that_is_felt(fault: str, kind: str, cod
     assert len(judge.violations) == 1
 
 
-@pytest.mark.parametrize(
-    ("fault", "said", "after_s", "violations"),
-    [
-        ("launcher", "{'step': 'deadline', 'errno': 110}", 30.0, 0),
-        ("launcher", "{'step': 'deadline', 'errno': 110}", 90.0, 1),
-        ("launcher", "{'step': 'mount', 'errno': 110}", 30.0, 1),
-        ("worker", "{'step': 'deadline', 'errno': 110}", 30.0, 1),
-    ],
-)
-def test_a_step_of_the_launcher_may_be_late_for_a_while_after_its_kill_alone(
-    fault: str, said: str, after_s: float, violations: int
-) -> None:
-    judge = Judge()
-    judge.begin(fault, 10.0).end = 12.0
-    judge.take({**failed("create", "unavailable", 12.0 + after_s), "m": said})
-    judge.settle()
-    assert len(judge.violations) == violations
-
-
 def test_what_a_guest_brought_upon_itself_is_no_violation() -> None:
     judge = Judge()
     judge.take(failed("run", "sandbox_failed", 1.0, own=("sandbox_failed",)))

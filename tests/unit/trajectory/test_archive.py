@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 
@@ -16,6 +17,7 @@ from skerry.trajectory.format.store import index_key, segment_key
 from skerry.trajectory.reading import log as reading
 from skerry.trajectory.reading.archive import Archive, Wanted
 from skerry.trajectory.reading.checking import check_sandbox
+from skerry.trajectory.reading.sightings import Seen
 from skerry.trajectory.reading.sources import Directory
 from trajectory_stories import NODE, Story, sandbox_id
 
@@ -254,3 +256,35 @@ def test_listing_reads_each_segment_once_for_all_sandboxes_in_it(story, store, m
     monkeypatch.setattr(reading, "RECORDS_AT_ONCE", 100)
     monkeypatch.setattr(reading, "EVENTS_KEPT", 0)
     assert Archive(None, shelf, Clock()).select(ANY, 100) == page
+
+
+def seen_in_memory() -> int:
+    gc.collect()
+    return sum(type(one) is Seen for one in gc.get_objects())
+
+
+def test_reading_one_of_many_sandboxes_keeps_nothing_of_the_others(story, store):
+    boxes = [story.create(number) for number in range(200)]
+    archive = Archive(None, story.ship(store), Clock())
+    before = seen_in_memory()
+    for box in boxes[::20]:
+        assert archive.info(box).events == 1
+    assert seen_in_memory() == before
+    with pytest.raises(NotFound):
+        archive.info(sandbox_id(999))
+
+
+def test_listing_is_let_go_of_and_made_again(story, store):
+    boxes = fill(story)
+    archive = Archive(Directory(story.directory, NODE), story.ship(store), Clock())
+    before = seen_in_memory()
+    first = archive.select(ANY, 10)
+    assert [item.sandbox for item in first.items] == boxes
+    assert seen_in_memory() == before + 3
+    assert [e.action for e in archive.events(boxes[1])][:2] == ["create", "run"]
+    archive.rest()
+    assert seen_in_memory() == before
+    assert archive.log_of(boxes[0])._blocks._kept == {}
+    assert archive.select(ANY, 10) == first
+    story.create(77)
+    assert len(archive.select(ANY, 10).items) == 4

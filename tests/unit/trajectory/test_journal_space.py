@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import deque
 
 import pytest
 
@@ -45,6 +46,34 @@ def test_disk_stays_within_twice_the_living_and_a_few_segments(opener):
     live = sum(sum(chain.sizes) for chain in journal._chains.values())
     journal.check_invariants()
     assert journal.disk_bytes <= 2 * live + 8 * SMALL
+
+
+def test_journal_that_is_kept_and_released_takes_no_more_in_an_hour_than_in_minutes(
+    opener, directory, monkeypatch
+):
+    """The proportions are those of a node: a segment is emptied by 512 appends and holds thousands."""
+    segment = 256 << 10
+    monkeypatch.setattr(journal_module, "CARRY_BYTES", segment // 512)
+    monkeypatch.setattr(journal_module, "SMALL_BYTES", segment)
+    journal = opener(keep=True, segment_bytes=segment)
+    living, most = deque(), 0
+    for i in range(6_000):
+        journal.append(f"s{i}", "k", "x" * 600)
+        journal.forget(f"s{i}")
+        if i % 100 == 0:  # as commits do, which are remembered for a while
+            journal.append(f"c{i}", "k", "y" * 200)
+            living.append(f"c{i}")
+            if len(living) > 50:
+                journal.forget(living.popleft())
+        if i % 20 == 0:  # what a node does each second
+            if journal.mark()[1] > segment // 2:
+                journal.prepare()
+            if sealed := journal.sealed():
+                journal.release(sealed[-1][0])
+        with os.scandir(directory) as files:
+            most = max(most, sum(file.stat().st_size for file in files))
+    assert journal.mark()[0] > 12
+    assert most <= (journal_module.SEGMENTS_KEPT + 2) * segment
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 100])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +55,7 @@ class Lives:
         self._networks = parts.networks
         self._uplinks = parts.uplinks
         self._ended_max = parts.config.limits.ended_max
-        self._ended: deque[Sandbox] = deque()
+        self._ended: dict[str, Sandbox] = {}  # that are not deleted yet, oldest first
         # Told of every change of state, after it; raises nothing.
         self.observe: Callable[[Sandbox, State], None] = lambda _sandbox, _before: None
         self.deadlines = Deadlines(
@@ -340,9 +339,9 @@ class Lives:
 
     def keep_ended(self, sandbox: Sandbox) -> None:
         """Keeps an ended sandbox for a look; the oldest beyond the limit are deleted."""
-        self._ended.append(sandbox)
+        self._ended[sandbox.id] = sandbox
         while len(self._ended) > self._ended_max:
-            oldest = self._ended.popleft()
+            oldest = self._ended.pop(next(iter(self._ended)))
             if not oldest.gone:
                 self._tasks.spawn(self.delete_quietly(oldest))
 
@@ -359,6 +358,7 @@ class Lives:
         self._sandboxes.remove(sandbox)
         self._jobs.remove(sandbox)
         self._owners.remove(sandbox)
+        self._ended.pop(sandbox.id, None)
         sandbox.gone = True
         sandbox.wake()
         self.forget_record(sandbox.id)

@@ -86,6 +86,12 @@ class Archive:
                 pass
         return self._whole
 
+    def rest(self) -> None:
+        """Lets go of what is quickly read again: nobody has asked for anything for a while."""
+        for log in (self._local, self._whole, *self._others.values()):
+            if log is not None:
+                log.rest()
+
     def whole_log_of(self, sandbox: str) -> Log:
         """Returns the log with everything there is of a sandbox, and what the store says of it."""
         check_sandbox_id(sandbox)

@@ -64,6 +64,12 @@ class Log:
         self._sightings.refresh()
         return self._sightings
 
+    def rest(self) -> None:
+        """Lets go of what is quickly read again."""
+        self._blocks.clear()
+        self._kept.clear()
+        self._sightings.rest()
+
     def outline(self, sandbox: str) -> Outline:
         """Returns a sandbox's outline, as of now; raises NotFound if nothing of it is on record."""
         self.sightings()

@@ -280,6 +280,10 @@ class Blocks:
         for key in [key for key in self._kept if key[0] == number]:
             del self._kept[key]
 
+    def clear(self) -> None:
+        """Keeps nothing."""
+        self._kept.clear()
+
     def _block(self, number: int, block: int) -> bytes:
         key = (number, block)
         data = self._kept.get(key)
