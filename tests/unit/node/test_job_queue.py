@@ -12,6 +12,7 @@ from skerry.errors import Overloaded, Unavailable
 from skerry.node.admission.fairness import Flow
 from skerry.node.admission.holders import Holder
 from skerry.node.admission.lineup import position
+from skerry.node.admission.rates import Rate
 from skerry.node.config import Limits
 from skerry.node.jobs.queues import queue_of
 from skerry.node.node import Node
@@ -73,6 +74,20 @@ async def test_token_at_its_limit_waits_whatever_its_jobs_are_and_holds_up_nobod
         await node.lives.create(SandboxSpec(), tenant="two")
 
 
+@pytest.mark.parametrize("every", [0.5, 2.0, 10.0])
+def test_rate_that_was_just_begun_is_of_the_time_that_it_has_seen(every) -> None:
+    now = 100.0
+    rate = Rate(lambda: now, 60.0)
+    assert rate.per_second() == 0.0
+    for number in range(1, 61):
+        now += every
+        rate.note()
+        if number * every >= 10.0:  # an event just now counts whole
+            assert 1.0 <= rate.per_second() * every <= 1.0 + 1.1 * every / min(number * every, 60)
+    now += 600.0
+    assert rate.per_second() < 1e-4
+
+
 @pytest.mark.parametrize("limited", ["token", "job"])
 async def test_who_waits_at_a_limit_of_its_own_is_told_how_long_that_takes(
     stand, manual, limited
@@ -101,12 +116,12 @@ async def test_who_waits_at_a_limit_of_its_own_is_told_how_long_that_takes(
         await until(waiting["burst"][0].done)
         queue = queue_of(node, burst)
         assert queue.limit == ("sandboxes_per_owner" if limited == "token" else "sandboxes_per_job")
-        assert queue.per_second == pytest.approx(1 / 60, abs=0.001)
+        assert queue.per_second == pytest.approx(0.2, abs=0.001)  # of five seconds at least
         places = [item.position for item in queue.items]
         assert places == ([1, 3, 5] if limited == "token" else [1, 2, 3])
-        assert [item.estimate_s for item in queue.items] == [60.0 * place for place in places]
+        assert [item.estimate_s for item in queue.items] == [5.0 * place for place in places]
         other = queue_of(node, beside).estimate_s
-        assert other == (60.0 * 7 if limited == "token" else None)  # 3 of the burst come between
+        assert other == (5.0 * 7 if limited == "token" else None)  # 3 of the burst come between
         for job in (burst, beside):
             await node.keeping.end(job, "done", delete=True)
 
