@@ -334,6 +334,18 @@ async def test_faults_of_the_platform_end_the_run_and_are_no_output():
     await made.shutdown()
 
 
+async def test_a_sandbox_that_cannot_be_ended_costs_no_run_its_result(monkeypatch, caplog):
+    client, made = await session()
+
+    async def away():
+        raise skerry.Unavailable("the node is away")
+
+    monkeypatch.setattr(made._inner.sandbox, "destroy", away)
+    await made.shutdown()
+    assert "left to end by itself" in caplog.text
+    await client.destroy(made.state)
+
+
 def test_nothing_is_left_when_a_run_is_interrupted():
     label = secrets.token_hex(8)
     script = Path(__file__).with_name("left_behind.py")

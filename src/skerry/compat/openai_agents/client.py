@@ -158,8 +158,8 @@ async def _found(client: aio.Client, sandbox_id: str) -> aio.Sandbox | None:
     try:
         sandbox = await client.sandboxes.get(sandbox_id)
         info = await sandbox.info()
-        if info.state is State.PAUSED:
-            info = await sandbox.resume()
+        if info.state not in (State.RUNNING, State.STOPPING, State.STOPPED, State.FAILED):
+            info = await sandbox.resume()  # also of one that is just being paused
     except NotFound:
         return None
     return sandbox if info.state is State.RUNNING else None

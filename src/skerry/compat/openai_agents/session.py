@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from skerry.spec.command import Terminal
 from skerry.spec.sandbox import State
 
 EXPOSED_HOST = "127.0.0.1"
+log = logging.getLogger("skerry.openai_agents")
 
 
 class SkerrySandboxSession(BaseSandboxSession):
@@ -84,13 +86,19 @@ class SkerrySandboxSession(BaseSandboxSession):
         return info.state in (State.RUNNING, State.PAUSED)
 
     async def _shutdown_backend(self) -> None:
-        """Pauses or destroys the sandbox; one that is gone already is fine."""
+        """Pauses or destroys the sandbox; one that is gone already is fine.
+
+        That this failed is logged and costs no run its result: an idle sandbox ends by itself.
+        """
         try:
-            with contextlib.suppress(NotFound):
-                if self.state.on_exit == "pause":
-                    await self.sandbox.pause()
-                else:
-                    await self.sandbox.destroy()
+            if self.state.on_exit == "pause":
+                await self.sandbox.pause()
+            else:
+                await self.sandbox.destroy()
+        except NotFound:
+            log.info("the sandbox %s has ended before its session", self.sandbox.id)
+        except SkerryError as error:
+            log.warning("the sandbox %s is left to end by itself: %s", self.sandbox.id, error)
         finally:
             await self.disconnect()
 
