@@ -8,6 +8,7 @@ same requests, sent again, lead to the same ordinals: `skerry.worker.model.ordin
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
@@ -92,6 +93,10 @@ class Book(Protocol):
 
         Bodies may be left out of them.
         """
+        ...
+
+    def reading(self, rollout: str) -> AbstractContextManager[None]:
+        """A long body of the rollout is read for a block, or waits until others' are."""
         ...
 
     async def note(self, rollout: str, notes: Sequence[Note]) -> None:

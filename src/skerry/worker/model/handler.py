@@ -120,7 +120,7 @@ class ModelHandler:
     async def _ask(self, request: web.Request) -> web.StreamResponse:
         name, rollout = self._rollout(request)
         call = _CALLS[request.path]
-        async with self._room(rollout, request.content_length):
+        async with self._room(name, rollout, request.content_length):
             body = await _read(request)
             found = await self._aside.call(len(body), read, call, body)
             incoming = Incoming(
@@ -139,7 +139,7 @@ class ModelHandler:
         return web.Response(status=202)
 
     @asynccontextmanager
-    async def _room(self, rollout: Rollout, length: int | None) -> AsyncIterator[None]:
+    async def _room(self, name: str, rollout: Rollout, length: int | None) -> AsyncIterator[None]:
         """Room for a body of that length, for a block: long ones come one after the other.
 
         They wait where the node holds them. A rollout has one turn among all: what one sends at once
@@ -148,8 +148,9 @@ class ModelHandler:
         if length is not None and length <= BYTES_MAX:
             yield
             return
-        async with rollout.reading, self._long:
-            yield
+        with self._book.reading(name):
+            async with rollout.reading, self._long:
+                yield
 
     async def _wait(self, request: web.Request) -> web.StreamResponse:
         name, rollout = self._rollout(request)

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from skerry.errors import Conflict, NotFound, StorageFailed
+from skerry.errors import Conflict, InvalidRequest, NotFound, StorageFailed
 from skerry.spec.worker import (
+    AnswerBody,
     ModelRequest,
     RequestPage,
     Taken,
@@ -104,12 +105,29 @@ class Desk:
         Raises InvalidRequest for what is no answer, NotFound for what was never asked, Conflict if
         another answer is on record, StorageFailed.
         """
+        return await self._answer(job, request, 0, complete, given)
+
+    async def answer_as_sent(
+        self, job: str, request: str, body: bytes, *, packed: bool = False
+    ) -> Taken:
+        """Does the same with an `AnswerBody` as it was sent, which is `packed` as msgpack, or JSON.
+
+        A long one is read beside the event loop.
+        """
+        taken = await self._answer(job, request, len(body), complete_as_sent, body, packed)
+        if not taken.needed:  # what is none is refused all the same
+            await self._aside.call(len(body), answer_of, body, packed)
+        return taken
+
+    async def _answer(
+        self, job: str, request: str, size: int, work: Callable[..., Answer], *words: Any
+    ) -> Taken:
         runner = self._runner_of(job)
         name = Name(*parse_request_id(request))
         known = self._owed(runner, name)
         if known is not None:
             asked = known.request(name.ordinal)
-            whole = await self._aside.call(len(asked.body), complete, asked, given)
+            whole = await self._aside.call(max(size, len(asked.body)), work, asked, *words)
             known = self._owed(runner, name)  # it may have changed meanwhile
         if known is None:
             return Taken(id=request, first=False, needed=False)
@@ -154,6 +172,21 @@ class Desk:
             line.given(name.ordinal)
         runner.answered(name, entry)
         return Taken(id=request, first=True)
+
+
+def complete_as_sent(asked: Asked, body: bytes, packed: bool) -> Answer:
+    """Returns the complete answer that a body gives; InvalidRequest for what is none. Pure."""
+    return complete(asked, answer_of(body, packed))
+
+
+def answer_of(body: bytes, packed: bool) -> Any:
+    """Returns what a body gives as an answer; InvalidRequest. Pure."""
+    decode: Any = msgspec.msgpack.decode if packed else msgspec.json.decode
+    try:
+        found: AnswerBody = decode(body, type=AnswerBody)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body: {error}") from error
+    return found.answer
 
 
 def as_sent(body: bytes, packed: bool) -> Any:

@@ -37,7 +37,6 @@ from skerry.spec.worker import (
     PAGE_MAX,
     SUBMIT_BYTES_MAX,
     WAIT_MAX_S,
-    AnswerBody,
     Submit,
     check_consumer,
 )
@@ -133,9 +132,10 @@ class Api:
         return None
 
     async def _answer(self, request: web.Request) -> Any:
-        body = await _body(request, AnswerBody, ANSWER_BYTES_MAX)
+        body = await _read(request, ANSWER_BYTES_MAX)
         job, name = self._job(request), request.match_info["request"]
-        return await self._service.desk.answer(job, name, body.answer)
+        packed = request.content_type == MSGPACK
+        return await self._service.desk.answer_as_sent(job, name, body, packed=packed)
 
     async def _signal(self, request: web.Request) -> Any:
         job = self._job(request)
@@ -196,10 +196,15 @@ def _packed(request: web.Request) -> bool:
     return MSGPACK in request.headers.get("Accept", "")
 
 
-async def _body(request: web.Request, kind: type[T], bytes_max: int) -> T:
+async def _read(request: web.Request, bytes_max: int) -> bytes:
     raw = await request.read()
     if len(raw) > bytes_max:
         raise InvalidRequest(f"the body has {len(raw)} bytes, at most {bytes_max}")
+    return raw
+
+
+async def _body(request: web.Request, kind: type[T], bytes_max: int) -> T:
+    raw = await _read(request, bytes_max)
     decode: Any = msgspec.json.decode
     if request.content_type == MSGPACK:
         decode = msgspec.msgpack.decode

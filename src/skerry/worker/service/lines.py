@@ -15,8 +15,8 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 
 from skerry.errors import Conflict, NotFound, SkerryError, StorageFailed, Unauthorized
 from skerry.spec.worker import request_id
@@ -32,6 +32,7 @@ from skerry.worker.service.teller import Teller
 log = logging.getLogger("skerry.worker")
 RESUME_AFTER_S = 5.0  # after an answer that nobody came for
 OWED = "an answer is owed"
+READING = "a long body is read"
 UNRECORDED = "a request cannot be recorded"
 UNRECORDED_S = (
     30.0  # without another try: the node tries each second for as long as the client waits
@@ -47,9 +48,9 @@ def token_of(secret: bytes, rollout: str, attempt: int) -> str:
 class Line:
     """The model requests of one attempt, while it acts.
 
-    Invariants: the clock, once there is one, is held exactly while a request has no answer, or one
-    comes again and again that cannot be recorded; `paused` is true from before the sandbox is paused
-    until an answer was handed over, or it was resumed.
+    Invariants: the clock, once there is one, is held exactly while a request has no answer, a long body
+    is read or waits for that, or a request comes again and again that cannot be recorded; `paused` is
+    true from before the sandbox is paused until an answer was handed over, or it was resumed.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Line:
         self._closed = asyncio.Event()
         self._turning = asyncio.Lock()
         self._at: tuple[Sandbox, ActClock] | None = None
+        self._readings = 0  # long bodies that are read, or wait for that
         self._failed_at: float | None = None  # the last try to record a request
         for ordinal in sorted(memory.open):
             requests.add(self._name(ordinal), memory.asked_at[ordinal])
@@ -89,6 +91,8 @@ class Line:
         self._at = (sandbox, clock)
         if self.memory.open:
             clock.hold(OWED)
+        if self._readings:
+            clock.hold(READING)
         if self._failed_at is not None:
             clock.hold(UNRECORDED)
 
@@ -122,6 +126,19 @@ class Line:
                 self._requests.add(self._name(note.ordinal), note.at)
             self._heard(self, note)
         self.paused = self.paused and self.memory.stilled
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A long body is read for a block: the agent has sent it, and waits."""
+        self._readings += 1
+        if self._at is not None:
+            self._at[1].hold(READING)
+        try:
+            yield
+        finally:
+            self._readings -= 1
+            if not self._readings and self._at is not None:
+                self._at[1].release(READING)
 
     def stands_still(self) -> None:
         """A request cannot be recorded: that is no time in which the agent acts."""
@@ -283,6 +300,10 @@ class Lines:
     def notes(self, rollout: str) -> Iterable[Note]:
         """Yields what is on record."""
         return self._line(rollout).memory.notes()
+
+    def reading(self, rollout: str) -> AbstractContextManager[None]:
+        """That is no time in which the agent acts."""
+        return self._line(rollout).reading()
 
     async def note(self, rollout: str, notes: Sequence[Note]) -> None:
         """Records."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from skerry.errors import NotFound, Unauthorized
@@ -34,6 +35,9 @@ class MemoryBook:
 
     def notes(self, rollout: str) -> Iterable[Note]:
         return tuple(self.log[rollout])
+
+    def reading(self, rollout: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def note(self, rollout: str, notes: Sequence[Note]) -> None:
         await asyncio.sleep(0)
