@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from interop.tools import ROOT, Tool
 
 CACHE = Path(os.environ.get("SKERRY_CACHE", "/var/cache/skerry"), "interop")
 INSTALL_TIMEOUT_S = 1200
+_DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
 class NoEnvironment(Exception):
@@ -71,11 +73,16 @@ def environment(tool: Tool) -> Path:
 
 
 def _drop_older(tool: Tool, keep: Path) -> None:
-    """Environments are up to 500 MB; those of two locks at most stay, for other checkouts."""
-    older = sorted(
-        CACHE.glob(f"{tool.name}-*"), key=lambda place: place.stat().st_mtime, reverse=True
-    )
-    for place in [place for place in older if place != keep][1:]:
+    """Environments are up to 500 MB; those of two locks at most stay, for other checkouts.
+
+    Only a digest is a name that we gave: what somebody made by hand beside them stays.
+    """
+    ours = [
+        place
+        for place in CACHE.glob(f"{tool.name}-*")
+        if place != keep and _DIGEST.fullmatch(place.name.removeprefix(f"{tool.name}-"))
+    ]
+    for place in sorted(ours, key=lambda place: place.stat().st_mtime, reverse=True)[1:]:
         shutil.rmtree(place, ignore_errors=True)
 
 

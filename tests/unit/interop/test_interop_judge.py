@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import interop.__main__ as command
-from interop import tools
+from interop import environments, tools
 from interop.environments import NoEnvironment, interpreter
 from interop.run import end
 
@@ -158,3 +159,22 @@ def test_of_several_pythons_the_first_that_there_is_is_taken() -> None:
     assert interpreter("") == sys.executable
     with pytest.raises(NoEnvironment, match=r"no Python 2\.0 or 9\.9 on this machine"):
         interpreter("2.0 9.9")
+
+
+def test_old_environments_go_and_what_others_made_beside_them_stays(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(environments, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(environments, "_install", lambda _python, place, _what: place.mkdir())
+    monkeypatch.setattr(tools, "TOOLS", tmp_path)
+    tool = tools.Tool("Toy", "pytest", "dev", "toy.md", [], name="toy")
+    tool.place.mkdir()
+    others = {"toy-by-hand", "toy_newest-0123456789abcdef", "toy-0123456789abcdef0"}
+    for name in others:
+        (tmp_path / "cache" / name).mkdir(parents=True)
+    made = []
+    for age, content in ((30, "a"), (20, "b"), (10, "c")):
+        (tool.place / "lock.txt").write_text(content)
+        place = environments.environment(tool).parent.parent
+        os.utime(place, times=(time.time() - age,) * 2)
+        made.append(place.name)
+    left = {place.name for place in (tmp_path / "cache").iterdir() if place.is_dir()}
+    assert left == others | set(made[1:])
