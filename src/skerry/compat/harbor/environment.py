@@ -27,6 +27,7 @@ from skerry.compat.harbor.images import Build, Image, Images, layer_name, making
 from skerry.compat.harbor.network import entries_of
 from skerry.compat.harbor.options import SkerryOptions
 from skerry.compat.harbor.results import OUTPUT_LIMIT, chunked, result_of
+from skerry.compat.outcome import is_of_platform
 from skerry.errors import FileRefused, InvalidRequest, NotFound, SkerryError
 from skerry.sdk.bases import ImageSources
 from skerry.sdk.client import AsyncClient, connect
@@ -309,10 +310,8 @@ class SkerryEnvironment(BaseEnvironment):
                 info = await self._sandbox.files.stat(
                     str(path), follow=True, user=None if who is None else str(who)
                 )
-            except FileRefused:
-                return None
-            except NotFound as error:
-                if "path" not in error.fields:
+            except (FileRefused, NotFound) as error:
+                if is_of_platform(error):
                     raise
                 return None
         return info.type

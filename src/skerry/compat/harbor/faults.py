@@ -14,7 +14,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from skerry.errors import Fault, NotFound, SkerryError
+from skerry.compat.outcome import is_of_platform
+from skerry.errors import SkerryError
 
 
 class RuntimeRequestError(RuntimeError):
@@ -28,16 +29,6 @@ class RuntimeRequestError(RuntimeError):
 # By the identity of the trial's paths: one object, which all environments of a trial share. A trial that
 # is run again has another, though it is equal.
 _FAULTS: dict[int, str] = {}
-
-
-def is_of_platform(error: SkerryError) -> bool:
-    """Says whether nobody inside is to blame, so that nothing may be graded by it.
-
-    That a whole sandbox is not there any more, or was ended from outside, is such a fault too.
-    """
-    if error.fault in (Fault.PLATFORM, Fault.BUG):
-        return True
-    return "lost" in error.fields or (isinstance(error, NotFound) and "path" not in error.fields)
 
 
 class Trial:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from harbor.environments.base import ExecResult
 from msgspec.structs import replace
 
+from skerry.compat.outcome import exit_status, remarks
 from skerry.errors import OutcomeUnknown
 from skerry.spec.command import RunResult
 from skerry.spec.limits import MIB
@@ -17,29 +18,17 @@ from skerry.wire.http import StreamEvent
 
 OUTPUT_LIMIT = 16 * MIB  # of each stream; beyond it output is cut, and stderr says so
 STREAMS = ("stdout", "stderr")
-TIMED_OUT, NOT_STARTED, NOT_FOUND, BY_SIGNAL = 124, 126, 127, 128
-_ENOENT = 2
 
 Told = Callable[[str, Any], Awaitable[None]]
 
 
 def result_of(result: RunResult, timeout_sec: float | None) -> ExecResult:
     """Returns it with the status that a shell would give, and what else there is to say in stderr."""
-    errors = result.error_text
-    code = result.exit_code
-    if result.start_error is not None:
-        code = NOT_FOUND if result.start_errno == _ENOENT else NOT_STARTED
-        errors += f"{result.start_error}\n"
-    elif result.timed_out:
-        code = TIMED_OUT
-        errors += f"Command timed out after {timeout_sec} seconds\n"
-    elif code is None:
-        code = BY_SIGNAL + (result.signal or 0)
-    if result.oom_killed:
-        errors += "The sandbox ran out of memory.\n"
+    said = [remarks(result, timeout_sec)]
     if result.truncated:
-        errors += f"Output beyond {OUTPUT_LIMIT >> 20} MiB a stream was cut.\n"
-    return ExecResult(stdout=result.text, stderr=errors, return_code=code)
+        said.append(f"Output beyond {OUTPUT_LIMIT >> 20} MiB a stream was cut.")
+    errors = result.error_text + "".join(f"{line}\n" for line in said if line)
+    return ExecResult(stdout=result.text, stderr=errors, return_code=exit_status(result))
 
 
 async def chunked(events: AsyncIterator[StreamEvent], told: Told) -> RunResult:
