@@ -6,13 +6,19 @@ import contextlib
 import ctypes
 from typing import Final
 
-_MMAP_THRESHOLD: Final = -3  # names of <malloc.h>
+_TRIM_THRESHOLD: Final = -1  # names of <malloc.h>
+_MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 
 ARENAS_MAX: Final = 2
-# From here on a buffer is a mapping of its own, which is gone with it. By itself glibc raises this to
-# the largest buffer that was ever freed, up to 32 MiB, and what is smaller leaves holes in the heap.
-MAPPED_BYTES: Final = 256 << 10
+# From here on a buffer is a mapping of its own, which is gone with it: segments and indices are read by
+# the megabyte. By itself glibc raises this to the largest buffer that was ever freed, up to 32 MiB, and
+# what is smaller leaves holes in the heap. Pieces of files are below it: a mapping for each of 256 KiB
+# would cost more than the copying of it.
+MAPPED_BYTES: Final = 1 << 20
+# Free memory at the heap's end goes back beyond this. It holds some pieces, else each would be
+# given back and had again.
+SPARE_BYTES: Final = 4 << 20
 
 
 def bound_heap() -> None:
@@ -27,3 +33,4 @@ def bound_heap() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_ARENA_MAX, ARENAS_MAX)
         mallopt(_MMAP_THRESHOLD, MAPPED_BYTES)
+        mallopt(_TRIM_THRESHOLD, SPARE_BYTES)

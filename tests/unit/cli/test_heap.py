@@ -8,7 +8,7 @@ import sys
 import pytest
 
 PROBE = """
-import ctypes, sys, threading
+import ctypes, resource, sys, threading
 
 libc = ctypes.CDLL(None)
 if sys.argv[1] == "bounded":
@@ -51,25 +51,36 @@ for thread in threads:
 libc.free(libc.malloc(16 << 20))
 before = libc.mallinfo2().hblks
 block = libc.malloc(1 << 20)
-print("mapped", libc.mallinfo2().hblks - before, flush=True)
+mapped = libc.mallinfo2().hblks - before
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(100):
+    b"".join([b"x" * 65536] * 4)
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+print("then", mapped, faults, flush=True)
 """
 
 
-def probe(how: str) -> tuple[int, int]:
-    """Returns the arenas of eight threads, and how many of one large buffer are mappings."""
+def probe(how: str) -> tuple[int, int, int]:
+    """Returns the arenas of eight threads, the mappings of a large buffer, and page faults of pieces."""
     argv = [sys.executable, "-c", PROBE, how]
     said = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
-    return said.count("<heap nr="), int(said.rsplit("mapped ", 1)[1])
+    mapped, faults = said.rsplit("then ", 1)[1].split()
+    return said.count("<heap nr="), int(mapped), int(faults)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the options are those of glibc")
 def test_threads_share_two_arenas_and_large_buffers_are_mappings() -> None:
-    arenas, mapped = probe("bounded")
+    arenas, mapped, _ = probe("bounded")
     assert 1 <= arenas <= 2
     assert mapped == 1
 
 
+def test_pieces_of_files_use_the_same_memory_again() -> None:
+    _, _, faults = probe("bounded")
+    assert faults < 200  # of 100 pieces of 64 pages each: those of the first ones
+
+
 def test_without_it_each_thread_has_an_arena_and_a_freed_buffer_raises_the_threshold() -> None:
-    arenas, mapped = probe("as it is")
+    arenas, mapped, _ = probe("as it is")
     assert arenas > 2
     assert mapped == 0
