@@ -52,8 +52,10 @@ def build_app(runtime: Runtime, token: str) -> Starlette:
     }
     routes = [Route(f"/{name}", server.post(*how), methods=["POST"]) for name, how in posts.items()]
     routes += [
+        Route("/", server.hello),
         Route("/is_alive", server.alive),
         Route("/upload", server.upload, methods=["POST"]),
+        Route("/{rest:path}", server.nothing, methods=["GET", "POST", "PUT", "DELETE"]),
     ]
     return Starlette(routes=routes)
 
@@ -66,9 +68,17 @@ class _Server:
 
     def _refused(self, request: Request) -> Response | None:
         given = request.headers.get(TOKEN_HEADER, "").encode()
+        if not given:
+            return JSONResponse({"detail": "Not authenticated"}, status_code=403)
         if hmac.compare_digest(given, self._token):
             return None
         return JSONResponse({"detail": "Invalid API Key"}, status_code=401)
+
+    async def hello(self, request: Request) -> Response:
+        return self._refused(request) or JSONResponse({"message": "hello world"})
+
+    async def nothing(self, request: Request) -> Response:
+        return self._refused(request) or JSONResponse({"detail": "Not Found"}, status_code=404)
 
     async def alive(self, request: Request) -> Response:
         return self._refused(request) or JSONResponse(await self._runtime.is_alive())

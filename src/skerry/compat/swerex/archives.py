@@ -13,7 +13,21 @@ from typing import BinaryIO
 from skerry.compat.swerex.wire import of_python
 
 MEMBERS_MAX = 200_000
+DIRECTORY_MAX = 32 << 20  # of a zip's list of members, which zipfile reads and keeps whole
 _CHUNK = 1 << 20
+
+
+class _Measured:
+    """A file of which zipfile reads no more at once than a list of members may have."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        if size > DIRECTORY_MAX:
+            raise zipfile.BadZipFile("its list of members is too long")
+        return self._file.read(size)
 
 
 def tar_of_zip(file: BinaryIO, limit: int) -> BinaryIO:
@@ -24,7 +38,10 @@ def tar_of_zip(file: BinaryIO, limit: int) -> BinaryIO:
     """
     kept = tempfile.TemporaryFile(prefix="skerry-upload-")  # noqa: SIM115 - the caller closes it
     try:
-        with zipfile.ZipFile(file) as archive, tarfile.open(fileobj=kept, mode="w") as tar:
+        with (
+            zipfile.ZipFile(_Measured(file)) as archive,  # type: ignore[arg-type]
+            tarfile.open(fileobj=kept, mode="w") as tar,
+        ):
             _copy(archive, tar, limit)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         kept.close()
