@@ -309,3 +309,54 @@ async def test_only_declared_artifacts_reach_the_verifier(node_client: Any, tmp_
     fix = Fix(source=need.format([True, True, True]), shell=shell)
     record = await rollout(node_client, tmp_path, fix, small())
     assert (record.verdict, record.reward) == (Outcome.PASSED, 1.0), record.detail
+
+
+class Turns:
+    """A client that tells each verifying sandbox, in a file of root's, the how manieth it is."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._made = client, 0
+
+    @property
+    def sandboxes(self) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def get(self, sandbox_id: str) -> Any:
+        return await self._client.sandboxes.get(sandbox_id)
+
+    async def list(self, **which: Any) -> Any:
+        return await self._client.sandboxes.list(**which)
+
+    async def create(self, backend: str = "container", **options: Any) -> Any:
+        sandbox = await self._client.sandboxes.create(backend, **options)
+        if options["labels"]["role"] == "verify":
+            self._made += 1
+            await sandbox.files.write("/turn", str(self._made), mode=0o644)
+        return sandbox
+
+
+FLAKY = """
+if open("/turn").read() in ("2", "4"):
+    make_patch = None
+"""
+
+
+@pytest.mark.parametrize(("passes", "verdict"), [(0, Outcome.FAILED), (3, Outcome.PASSED)])
+async def test_submission_that_passes_on_some_repeats_is_told_as_flaky(
+    node_client, tmp_path: Path, passes: int, verdict: Outcome
+) -> None:
+    task = small(repeats=5, **({"passes": passes} if passes else {}))
+    record = await rollout(Turns(node_client), tmp_path, Fix(source=FLAKY), task)
+    assert (record.verdict, record.reward) == (verdict, float(verdict is Outcome.PASSED)), record
+    found = record.repeats
+    assert found is not None
+    honest, broken = Outcome.PASSED, Outcome.FAILED
+    assert [run.outcome for run in found.runs] == [honest, broken, honest, broken, honest]
+    assert (found.passed, found.needed) == (3, passes or 5)
+    assert found.unstable
+    assert set(found.unstable.values()) == {3}  # each of them passed in three of the five
+    assert found.never == ()
+    assert await node_client.sandboxes.list() == []
