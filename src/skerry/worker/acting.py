@@ -7,7 +7,9 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from skerry.errors import CallerError, SandboxError, SkerryError, StorageFailed
+from aiohttp import ClientError
+
+from skerry.errors import CallerError, SandboxError, SkerryError, StorageFailed, Unavailable
 from skerry.integrity.verdict import failed
 from skerry.spec.sandbox import State
 from skerry.worker.clock import ActClock, Clocks
@@ -29,8 +31,13 @@ async def check_node(client: Client) -> None:
         raise NodeAway(error.message) from error
 
 
+def _unanswered(error: SkerryError) -> bool:
+    """Whether the node was away, whatever it answers now: the connection was refused or broke off."""
+    return isinstance(error, Unavailable) and isinstance(error.__cause__, (OSError, ClientError))
+
+
 class NodeDisk:
-    """How long a rollout stands still because its node's disk, or the store, takes nothing."""
+    """How long a rollout stands still because its node is away or starts, or a disk takes nothing."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -38,7 +45,7 @@ class NodeDisk:
 
     def bear(self, plan: Plan, memory: Memory, error: SkerryError) -> None:
         """Raises NodeAway if the error is of that kind, who has it can wait, and has not for long."""
-        if not memory.durable or not isinstance(error, StorageFailed):
+        if not memory.durable or not (isinstance(error, StorageFailed) or _unanswered(error)):
             return
         since = self._since.setdefault(plan.rollout, self._now())
         if self._now() - since < DISK_PATIENCE_S:

@@ -18,7 +18,7 @@ from skerry.trajectory.reading import log as reading
 from skerry.trajectory.reading.archive import Archive, Wanted
 from skerry.trajectory.reading.checking import check_sandbox
 from skerry.trajectory.reading.sightings import Seen
-from skerry.trajectory.reading.sources import Directory
+from skerry.trajectory.reading.sources import BLOCKS_KEPT, Directory
 from trajectory_stories import NODE, Story, sandbox_id
 
 ANY = Wanted()
@@ -288,3 +288,15 @@ def test_listing_is_let_go_of_and_made_again(story, store):
     assert archive.select(ANY, 10) == first
     story.create(77)
     assert len(archive.select(ANY, 10).items) == 4
+
+
+def test_reader_of_many_segments_keeps_a_few_pieces_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(Directory, "block_bytes", 4096)
+    story = Story(str(tmp_path / "small"), segment_bytes=16384)
+    boxes = fill(story, runs=60)
+    assert len(segment_numbers(story.directory)) > BLOCKS_KEPT
+    archive = Archive(Directory(story.directory, NODE), None, Clock())
+    for box in boxes:
+        assert len(list(archive.events(box))) == 61
+        assert len(archive.log_of(box)._blocks._kept) <= BLOCKS_KEPT
+    story.close()

@@ -166,6 +166,28 @@ async def test_a_node_that_is_away_costs_no_attempt(
     assert world.client.left() == []
 
 
+async def test_a_node_that_was_away_and_is_there_again_when_it_is_asked_costs_no_attempt(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.worker.service.runner.AGAIN_FIRST_S", 0.01)
+    monkeypatch.setattr("skerry.worker.service.runner.AGAIN_MAX_S", 0.02)
+    left = {"diff": 4, "test": 4}
+
+    def refused(sandbox: FakeSandbox, what: str) -> None:
+        if left.get(what, 0) > 0:
+            left[what] -= 1
+            raise Unavailable("cannot reach the node") from ConnectionRefusedError(111, "refused")
+
+    world.client.on_call = refused
+    async with world.worker() as service, world.trainer() as job:
+        service.submit(world.submit(n=1))
+        await world.sample(job)
+        (record,) = [one async for one in job.results()]
+    assert left == {"diff": 0, "test": 0}
+    assert (record.reward, record.attempts) == (1.0, ())
+    assert world.client.left() == []
+
+
 async def test_a_deleted_job_leaves_nothing(world: World) -> None:
     async with world.worker() as service:
         service.submit(world.submit())

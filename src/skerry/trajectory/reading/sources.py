@@ -31,7 +31,7 @@ from skerry.trajectory.format.store import (
 T = TypeVar("T")
 
 TAIL_BYTES_MAX: Final = 256 << 20  # of a segment that only pieces were shipped of
-BLOCKS_BYTES_MAX: Final = 16 << 20
+BLOCKS_KEPT: Final = 4  # one reader goes on in one, and a node's own are in the page cache anyway
 LIST_EVERY_S: Final = 5.0
 
 log = logging.getLogger("skerry.trajectory")
@@ -290,7 +290,7 @@ class Blocks:
         if data is None:
             data = self.segments.read(number, block * self._size, self._size)
             self._kept[key] = data
-            while len(self._kept) * self._size > BLOCKS_BYTES_MAX:
+            while len(self._kept) > BLOCKS_KEPT:
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(key)
