@@ -324,7 +324,10 @@ def _how_to_build(name: LayerName) -> str:
     if name.kind is LayerKind.BASE and name.name == "debian" and name.tag in debian.SUITES:
         return f"Build it with: skerry image build debian:{name.tag}"
     short = f"{name.kind}/{name.name}:{name.tag}"
-    return f"Import one with: skerry image import {short} ROOT.tar"
+    return (
+        f"Build one with: skerry image build {short} -f Dockerfile; "
+        f"or import one: skerry image import {short} SOURCE"
+    )
 
 
 def _progress(what: str, log: Log) -> Callable[[int, int], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
@@ -74,7 +75,9 @@ def _missing(text: str, name: str, reference: Reference | None, registries: Sequ
             f", and {reference.host} is none of the registries that it may come from ({allowed})"
         )
     host = DOCKER_HUB if reference is None or reference.host is None else reference.host
+    # A Debian of a number is built without a recipe: what most who begin have to type.
+    recipe = "" if re.fullmatch(r"base/debian:\d+", name) else " -f Dockerfile"
     return (
-        f"{told}. Make one (skerry image build, skerry image import {name} SOURCE), let another take "
-        f"its place (an alias), or let it be fetched (the registry {host})"
+        f"{told}. Make one (skerry image build {name}{recipe}, skerry image import {name} SOURCE), let "
+        f"another take its place (images), or let it be fetched (registries: {host})"
     )

@@ -349,7 +349,9 @@ async def test_tcp_needs_a_token_and_the_unix_socket_does_not(stand) -> None:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {token}"}):
             async with tcp.get(f"{url}/v1/sandboxes", headers=headers) as answer:
                 assert answer.status == 401
-                assert (await answer.json())["code"] == "unauthorized"
+                told = await answer.json()
+                assert told["code"] == "unauthorized"
+                assert "SKERRY_TOKEN" in told["message"]
                 assert answer.headers["www-authenticate"] == "Bearer"
         good = {"authorization": f"Bearer {token}"}
         async with tcp.get(f"{url}/v1/sandboxes", headers=good) as answer:

@@ -55,7 +55,11 @@ async def test_what_is_missing_is_fetched_once_from_where_it_may_come() -> None:
 
 async def test_nothing_is_fetched_from_elsewhere_and_the_error_says_what_helps() -> None:
     store = Store()
-    with pytest.raises(NotFound, match=r"no image 'ubuntu:24.04' here.*registry docker.io"):
+    with pytest.raises(NotFound, match=r"no image 'ubuntu:24.04' here.*registries: docker.io"):
+        await store.find("ubuntu:24.04")
+    with pytest.raises(NotFound, match=r"skerry image build base/debian:12,"):
+        await store.find("debian:12")
+    with pytest.raises(NotFound, match=r"skerry image build base/ubuntu:24.04 -f Dockerfile,"):
         await store.find("ubuntu:24.04")
     with pytest.raises(NotFound, match=r"10\.0\.0\.1:80 is none of the registries"):
         await store.find("10.0.0.1:80/a", registries=("docker.io",))

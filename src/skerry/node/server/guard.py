@@ -53,5 +53,5 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         await send({"type": "websocket.close", "code": 4401, "reason": "unauthorized"})
         return
-    error = Unauthorized("no valid bearer token came with the request")
+    error = Unauthorized("no valid token came with the request (a bearer token; SKERRY_TOKEN)")
     await Exchange(scope, receive, send).fail(error)
