@@ -25,6 +25,7 @@ from skerry.errors import Conflict
 from skerry.sdk.client import AsyncClient
 
 SAMPLING_S = (0.02, 0.3)  # how long the model thinks
+NODE_WITHIN_S = 30.0  # it may be killed while this begins
 TALK_TO_WITNESS = aiohttp.ClientTimeout(total=60)
 
 
@@ -87,6 +88,7 @@ async def main(orders: Orders) -> None:
         state_dir=orders.state_dir,
         run_dir=orders.run_dir,
         owns=False,
+        wait=NODE_WITHIN_S,
     )
     async with aiohttp.ClientSession(timeout=TALK_TO_WITNESS) as http, client:
         await Trainer(orders, http).train(client)
