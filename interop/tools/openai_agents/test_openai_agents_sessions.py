@@ -265,6 +265,16 @@ async def test_programs_outlast_a_call_with_a_terminal_and_without(open_session)
     await made.pty_terminate_all()
 
 
+async def test_output_that_comes_byte_by_byte_waits_in_few_pieces(open_session):
+    made = open_session
+    code = "import os; [os.write(1, b'x') for _ in range(50000)]"
+    begun = await made.pty_exec_start(f'sleep 1; python3 -c "{code}"', yield_time_s=0.3)
+    process = made._inner._processes.by_id[begun.process_id]
+    await asyncio.to_thread(until, lambda: process.over, "the command has ended")
+    assert sum(map(len, process._chunks)) == 50_000
+    assert len(process._chunks) < 20
+
+
 async def test_a_port_inside_has_an_address_here(open_session):
     made = open_session
     await made.exec("echo page > index.html")

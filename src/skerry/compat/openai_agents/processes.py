@@ -20,6 +20,7 @@ from skerry.compat.outcome import exit_status, remarks
 from skerry.errors import SkerryError
 
 HELD_BYTES_MAX = 8 << 20  # of a command that nobody reads; what is older is dropped
+SHORT_BYTES = 4096  # pieces that are shorter are joined
 
 
 class Process:
@@ -32,7 +33,6 @@ class Process:
         self.exit_code: int | None = None
         self.error: SkerryError | None = None
         self._chunks: deque[bytes] = deque()
-        self._held = 0
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
         self._over = asyncio.Event()
@@ -60,10 +60,13 @@ class Process:
 
     async def _take(self, data: bytes) -> None:
         async with self._lock:
+            # A piece of one byte takes fifty of memory, and a command may well write so.
+            if self._chunks and len(self._chunks[-1]) < SHORT_BYTES:
+                data = self._chunks.pop() + data
             self._chunks.append(data)
-            self._held = sum(map(len, self._chunks))
-            while self._held > HELD_BYTES_MAX and len(self._chunks) > 1:
-                self._held -= len(self._chunks.popleft())
+            held = sum(map(len, self._chunks))
+            while held > HELD_BYTES_MAX and len(self._chunks) > 1:
+                held -= len(self._chunks.popleft())
         self._news.set()
 
     async def collect(self, seconds: float, tokens: int | None) -> tuple[bytes, int | None, bool]:
