@@ -11,7 +11,9 @@ cancelled ends its command inside.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import AsyncIterator, Iterator
 from errno import EISDIR
 from typing import Any, Self
 
@@ -76,12 +78,8 @@ class SkerryBackend(BaseSandbox):
         is no limit. Raises InvalidRequest for an option that there is not, and what `create` raises.
         """
         made = cls(timeout=timeout, output_limit=output_limit, file_limit=file_limit, owns=True)
-        try:
+        with made._beginning():
             made._portal.call(made._create(asked(options, harness="deepagents", labels={})))
-        except BaseException:
-            made._portal.close()
-            raise
-        made._portal.before_exit(made._leave)
         return made
 
     @classmethod
@@ -95,12 +93,8 @@ class SkerryBackend(BaseSandbox):
     ) -> Self:
         """Returns what `create` does, while the loop goes on; cancelled, it leaves no sandbox."""
         made = cls(timeout=timeout, output_limit=output_limit, file_limit=file_limit, owns=True)
-        try:
+        with made._beginning():
             await made._portal.join(made._create(asked(options, harness="deepagents", labels={})))
-        except BaseException:
-            made._portal.close()
-            raise
-        made._portal.before_exit(made._leave)
         return made
 
     @classmethod
@@ -119,12 +113,8 @@ class SkerryBackend(BaseSandbox):
         """
         refuse_unknown(options, CONNECTION)
         made = cls(timeout=timeout, output_limit=output_limit, file_limit=file_limit, owns=False)
-        try:
+        with made._beginning():
             made._portal.call(made._find(sandbox_id, options))
-        except BaseException:
-            made._portal.close()
-            raise
-        made._portal.before_exit(made._leave)
         return made
 
     @property
@@ -192,6 +182,16 @@ class SkerryBackend(BaseSandbox):
         """Does what `download_files` does, while the loop goes on."""
         return await self._portal.join(self._download(paths))
 
+    @contextlib.contextmanager
+    def _beginning(self) -> Iterator[None]:
+        """Where the block fails nothing is left; where it does not, at the latest at exit."""
+        try:
+            yield
+        except BaseException:
+            self._portal.close()
+            raise
+        self._portal.before_exit(self._leave)
+
     # --- on the loop of the portal
 
     @property
@@ -200,27 +200,21 @@ class SkerryBackend(BaseSandbox):
             raise RuntimeError("the backend is closed")
         return self._held
 
-    async def _open(self, connection: dict[str, Any]) -> aio.Client:
-        client = aio.Client(**connection)
-        await client.__aenter__()
-        return client
-
     async def _create(self, asked_for: Asked) -> None:
-        client = await self._open(asked_for.connection)
-        try:
+        async with self._connected(asked_for.connection) as client:
             self._held = await client.sandboxes.create(**asked_for.creation)
-        except BaseException:
-            await client.__aexit__(None, None, None)
-            raise
-        self._client = client
 
     async def _find(self, sandbox_id: str, connection: dict[str, Any]) -> None:
-        client = await self._open(connection)
-        try:
+        async with self._connected(connection) as client:
             self._held = await client.sandboxes.get(sandbox_id)
-        except BaseException:
-            await client.__aexit__(None, None, None)
-            raise
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, connection: dict[str, Any]) -> AsyncIterator[aio.Client]:
+        """Gives a client, which stays open for `_leave` if the block succeeds."""
+        async with contextlib.AsyncExitStack() as undo:
+            client = await undo.enter_async_context(aio.Client(**connection))
+            yield client
+            undo.pop_all()
         self._client = client
 
     async def _leave(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from harbor.environments.options import EnvironmentOptions
 from pydantic import Field
 
+from skerry.compat.options import IDLE_TIMEOUT_S
+
 
 class SkerryOptions(EnvironmentOptions):
     """Options that Harbor's own settings do not cover; what a task says itself comes before them."""
@@ -35,7 +37,7 @@ class SkerryOptions(EnvironmentOptions):
     pids: int = Field(default=4096, description="Most processes and threads.")
     nofile: int = Field(default=4096, description="Most open files of a process.")
     idle_timeout: float | None = Field(
-        default=3600.0,
+        default=IDLE_TIMEOUT_S,
         description="Seconds without a command after which a sandbox is removed.",
     )
     ttl: float | None = Field(

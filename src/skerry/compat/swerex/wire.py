@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import msgspec
 
-TIMEOUT_MAX_S = 24 * 3600.0
 SESSION_NAME_MAX = 200
 
 
