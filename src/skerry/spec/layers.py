@@ -159,6 +159,11 @@ class LayerManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     disk_bytes: int = 0  # of a block disk: how large it appears
 
     @property
+    def pinned(self) -> str:
+        """Its name and digest: what stands for this layer also when the tag stands for another."""
+        return f"{self.name}@{self.digest}"
+
+    @property
     def total_bytes(self) -> int:
         """What the layer takes in the store, its parts included."""
         return sum(one.size_bytes + one.stored_bytes for one in self.layers())

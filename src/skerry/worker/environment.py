@@ -135,22 +135,22 @@ class Builder:
 
     async def _environment(self, task: TaskSpec) -> Environment:
         base = await self._base(task.image)
-        image = _pinned(base)
+        image = base.pinned
         python = task.tests.interpreter
         further = await self._named(task.layers)
         toolkit = await self._wheels(
             f"toolkit/pytest:{PYTEST_VERSION}", image, (), list(PYTEST), python
         )
-        layers = [*further, _pinned(toolkit)]
+        layers = [*further, toolkit.pinned]
         wheels = [wheel.archive for wheel in task.wheels]
         if wheels:
             own = await self._wheels(f"toolkit/{task.id}-deps:", image, layers, wheels, python)
-            layers.append(_pinned(own))
+            layers.append(own.pinned)
         workspace = await self._workspace(task, image)
-        workspaces = [_pinned(workspace)]
+        workspaces = [workspace.pinned]
         if task.stages.setup.commands:
             made = await self._setup(task, image, (*workspaces, *layers))
-            workspaces.append(_pinned(made))
+            workspaces.append(made.pinned)
         hidden = await self._hidden(task, image, workspaces)
         # Lowest first: workspaces lie beneath toolkits.
         ordered = (*workspaces, *layers)
@@ -160,7 +160,7 @@ class Builder:
             task=task,
             image=image,
             layers=ordered,
-            hidden=_pinned(hidden),
+            hidden=hidden.pinned,
             digests=tuple(name.rpartition("@")[2] for name in (image, *ordered)),
             rules=rules_of(task, installed_modules=installed, pristine=pristine_digests(task, bug)),
             patch=gold_patch(task, bug, fix),
@@ -211,7 +211,7 @@ class Builder:
         return await self._layer(name, image, (), [bug], [step])
 
     async def _named(self, names: Sequence[str]) -> list[str]:
-        return [_pinned(await self._images.inspect(name)) for name in names]
+        return [(await self._images.inspect(name)).pinned for name in names]
 
     async def _setup(self, task: TaskSpec, image: str, layers: Sequence[str]) -> LayerManifest:
         setup = task.stages.setup
@@ -279,10 +279,6 @@ class Builder:
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
-
-
-def _pinned(manifest: LayerManifest) -> str:
-    return f"{manifest.name}@{manifest.digest}"
 
 
 def _hash(recipe: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from harbor.environments.base import SandboxBuildFailedError, ServiceOperationsUnsupportedError
 from harbor.environments.definition import COMPOSE_FILE_NAME, DOCKERFILE_NAME
@@ -105,7 +105,7 @@ class Images:
                     made = await self._client.images.import_directory(
                         name, root, prefix=prefix or "/"
                     )
-        return _pinned(made)
+        return made.pinned
 
 
 def reject_compose(directory: Path) -> None:
@@ -154,8 +154,4 @@ def _image(base: LayerManifest, above: LayerManifest | None) -> Image:
     layers = base.layers() if above is None else (*base.layers(), *above.layers())
     # As in Docker: not the home of the image's user.
     workdir = composed_config(layers).workdir or "/"
-    return Image(_pinned(base), () if above is None else (_pinned(above),), workdir)
-
-
-def _pinned(manifest: Any) -> str:
-    return f"{manifest.name}@{manifest.digest}"
+    return Image(base.pinned, () if above is None else (above.pinned,), workdir)

@@ -21,7 +21,6 @@ from skerry.aio import Client, Sandbox, connect
 from skerry.compat.inspect.config import Build, Setup, Wanted
 from skerry.errors import NotFound, SkerryError
 from skerry.sdk.bases import ImageSources
-from skerry.spec.layers import LayerManifest
 from skerry.spec.limits import LABEL_BYTES_MAX
 from skerry.spec.sandbox import IMAGE_DEFAULT
 
@@ -92,7 +91,7 @@ class Node:
 
     async def _base(self, name: str, sources: ImageSources) -> tuple[str, ...]:
         client = await self.client()
-        return (_pinned(await client.images.find(name, sources, on_log=logger.info)),)
+        return ((await client.images.find(name, sources, on_log=logger.info)).pinned,)
 
     async def _built(self, build: Build, sources: ImageSources) -> tuple[str, ...]:
         """Returns the base of a recipe and the layer of what its steps made."""
@@ -107,7 +106,7 @@ class Node:
             on_log=logger.info,
             **options,
         )
-        return (made.recipe["base"], _pinned(made))
+        return (made.recipe["base"], made.pinned)
 
     async def remove(self, ids: Iterable[str]) -> None:
         """Destroys sandboxes; what cannot be reached now stays in `made`, and a warning tells of it."""
@@ -135,10 +134,6 @@ def _program() -> str:
         return "skerry"
     beside = Path(sys.executable).with_name("skerry")
     return str(beside) if beside.exists() else "skerry"
-
-
-def _pinned(manifest: LayerManifest) -> str:
-    return f"{manifest.name}@{manifest.digest}"
 
 
 def _name(build: Build) -> str:

@@ -178,7 +178,7 @@ class OciImages:
             for tree in collapsed.trees:
                 sweep_tree(tree, spool, residue)
             config = wish.config or composed_config(manifests)
-            recipe = {"layers": " ".join(f"{one.name}@{one.digest}" for one in manifests)}
+            recipe = {"layers": " ".join(one.pinned for one in manifests)}
             made = Made(
                 target,
                 wish.creator,
