@@ -12,6 +12,7 @@ from service_world import World
 
 from skerry.errors import StorageFailed
 from skerry.spec.command import RunResult
+from skerry.worker.service.teller import READS_MAX, Teller
 
 
 @pytest.fixture
@@ -88,6 +89,30 @@ async def test_a_record_that_takes_nothing_keeps_no_answer_from_an_agent_and_not
         records = [one async for one in job.results()]
         assert [(one.reward, one.attempts) for one in records] == [(1.0, ())]
     assert [ordinal for _, ordinal, _ in told(world)] == list(range(world.turns))
+
+
+@pytest.mark.parametrize(("times", "told_of"), [(READS_MAX - 1, [0, 1]), (10**6, [1])])
+async def test_a_request_that_cannot_be_read_just_then_is_told_later_and_one_that_never_can_is_left(
+    world: World, monkeypatch: pytest.MonkeyPatch, times: int, told_of: list[int]
+) -> None:
+    for where in ("service.teller", "service.runner"):
+        monkeypatch.setattr(f"skerry.worker.{where}.AGAIN_FIRST_S", 0.01)
+        monkeypatch.setattr(f"skerry.worker.{where}.AGAIN_MAX_S", 0.02)
+    left, read = [times], Teller._read
+
+    async def failing(self: Teller, ordinal: int) -> Any:
+        if ordinal == 0 and left[0] > 0:
+            left[0] -= 1
+            raise StorageFailed("the worker's disk is full")
+        return await read(self, ordinal)
+
+    monkeypatch.setattr(Teller, "_read", failing)
+    async with world.worker() as service, world.trainer() as job, asyncio.timeout(60):
+        service.submit(world.submit(n=1))
+        await world.sample(job)
+        records = [one async for one in job.results()]
+        assert [(one.reward, one.attempts) for one in records] == [(1.0, ())]
+    assert [ordinal for _, ordinal, _ in told(world)] == told_of
 
 
 async def test_a_request_that_is_never_answered_is_told_so(world: World) -> None:

@@ -128,8 +128,10 @@ class _Server:
         task = self._answers.get(name)
         if task is None:
             task = self._answers[name] = asyncio.create_task(_answered(work))
-            while len(self._answers) > REMEMBERED_MAX:
-                self._answers.popitem(last=False)
+            # One that is under way stays: its request may come again, and only this holds the task.
+            done = [key for key, one in self._answers.items() if one.done()]
+            for key in done[: max(0, len(self._answers) - REMEMBERED_MAX)]:
+                del self._answers[key]
         response = await asyncio.shield(task)
         if len(response.body) > TEXT_MAX:
             self._answers.pop(name, None)

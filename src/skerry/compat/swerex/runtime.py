@@ -53,9 +53,13 @@ class Runtime:
         async with self._making:
             if self._sandbox is None:
                 made = await self._client.sandboxes.create(**self._asked.creation)
-                self._sandbox = made
-                self._place = f"/tmp/.swerex-{secrets.token_hex(8)}"  # noqa: S108 - inside, with a random name
-                await made.files.mkdir(self._place, mode=0o700)
+                place = f"/tmp/.swerex-{secrets.token_hex(8)}"  # noqa: S108 - inside, with a random name
+                try:
+                    await made.files.mkdir(place, mode=0o700)
+                except BaseException:
+                    await asyncio.shield(made.destroy())
+                    raise
+                self._sandbox, self._place = made, place
             return self._sandbox
 
     async def is_alive(self) -> dict[str, Any]:

@@ -24,6 +24,9 @@ from skerry.worker.service.remembered import Remembered
 log = logging.getLogger("skerry.worker")
 AGAIN_FIRST_S = 0.5
 AGAIN_MAX_S = 30.0
+READS_MAX = (
+    5  # a body that costs its reader the process each time must not hold a rollout up for ever
+)
 
 
 class Teller:
@@ -35,6 +38,7 @@ class Teller:
         self._memory = memory
         self._queue = {one: None for one in memory.given if one not in memory.told}
         self._more = asyncio.Event()
+        self._unread: dict[int, int] = {}  # how often a request could not be read just then
 
     def answered(self, ordinal: int) -> None:
         """An answer is on record."""
@@ -76,10 +80,15 @@ class Teller:
             self._queue.pop(ordinal, None)
 
     async def _tell(self, sandbox: Sandbox, ordinal: int) -> None:
-        """Tells of one; what cannot be read, or the node can never take, is left out, and logged."""
+        """Tells of one; what cannot be read, or the node can never take, is left out, and logged.
+
+        Raises SkerryError for a fault that may pass.
+        """
         try:
             event, words = await self._read(ordinal)
-        except Exception:  # no reason to give the agent's work up
+        except Exception as error:  # no reason to give the agent's work up
+            if self._may_pass(ordinal, error):
+                raise
             log.exception("%s: request %d is not on record", sandbox.id, ordinal)
             self._memory.note(Told(ordinal=ordinal))
             return
@@ -98,6 +107,13 @@ class Teller:
                 raise
             log.warning("%s: request %d is not on record: %s", sandbox.id, ordinal, error)
         self._memory.note(Told(ordinal=ordinal, words=words[: self._room()]))
+
+    def _may_pass(self, ordinal: int, error: Exception) -> bool:
+        """Says whether what kept a request from being read is worth another try, and counts it."""
+        if not (isinstance(error, SkerryError) and error.fault is Fault.PLATFORM):
+            return False
+        self._unread[ordinal] = self._unread.get(ordinal, 0) + 1
+        return self._unread[ordinal] < READS_MAX
 
     def _room(self) -> int:
         """Returns how many characters of answers are still looked at."""
