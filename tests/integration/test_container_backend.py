@@ -14,7 +14,7 @@ import pytest
 
 from skerry.backends.container import build_backend
 from skerry.backends.container.remains import process_start
-from skerry.errors import InvalidRequest, LayerDamaged, SkerryError, StorageFailed
+from skerry.errors import InvalidRequest, LayerDamaged, Overloaded, SkerryError
 from skerry.spec.ids import base32
 from skerry.spec.layers import LayerFile, RootfsPlan
 from skerry.testing import rootfs as rootfs_module
@@ -228,8 +228,9 @@ async def test_environment_too_large_leaves_nothing(backend):
 async def test_full_host_disk_refuses_creates(backend, monkeypatch):
     monkeypatch.setattr("skerry.backends.container.uppers.free_bytes", lambda _path: 1 << 20)
     backend._room._looked = 0.0
-    with pytest.raises(StorageFailed):
+    with pytest.raises(Overloaded) as refused:
         await backend.create(request())
+    assert refused.value.fields["limit"] == "disk_free"
 
 
 async def test_layers_are_mounted_once_and_unmounted_when_unused(backend):

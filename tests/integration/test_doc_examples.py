@@ -37,7 +37,9 @@ def tidy(live_node):
     asyncio.run(remove())
 
 
-@pytest.mark.parametrize("block", filter(runs_here, blocks("python")), ids=lambda block: block.name)
+@pytest.mark.parametrize(
+    "block", list(filter(runs_here, blocks("python"))), ids=lambda block: block.name
+)
 def test_example_runs_as_written(live_node, tmp_path, block):
     (tmp_path / "repo").mkdir()
     (tmp_path / "repo" / "a.py").write_text("print('hi')\n")

@@ -177,6 +177,12 @@ async def repeats(client: Client) -> None:
         client.expect(len(ran) == harness.STEPS, f"of a harness's steps ran {list(ran)}", begin)
 
 
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """It may have come to its end by itself in this moment."""
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
 async def _life(client: Client, job: Any, told: dict[int, set[str]], after: int | None) -> bool:
     """Runs the harness, to be killed after so many answers; returns whether it came to its end."""
     begin = time.monotonic()
@@ -195,10 +201,10 @@ async def _life(client: Client, job: Any, told: dict[int, set[str]], after: int 
                     after = None if after is None else after - 1
             if after == 0:  # it may be under way with the next one
                 await asyncio.sleep(client.chance.uniform(0, 0.05))
-                process.kill()
+                _kill(process)
             await process.wait()
     except TimeoutError:
-        process.kill()
+        _kill(process)
         client.tell.bad(f"a harness had no end within {HANG_S:g} s", begin, kind="hang")
         raise Stopped from None
     if "code" not in said:

@@ -121,7 +121,7 @@ async def test_control_a_batch_with_entries_has_a_gateway_each(stand) -> None:
             assert PORT in inside(stand, item["info"]["id"]).listening
 
 
-@pytest.mark.parametrize("entry", ["pipy", "http://x.org", "10.0.0.0/8", "*", ""])
+@pytest.mark.parametrize("entry", ["pipy", "http://x.org", "10.0.0.0/8", "*:80:1", ""])
 async def test_entry_that_is_none_or_unknown_makes_nothing(stand, entry: str) -> None:
     async with stand.serving() as (_, api):
         error = await api.call("POST", "/v1/sandboxes", {"network": [entry]}, status=422)

@@ -196,8 +196,13 @@ def stand_in(path: Path, what: str) -> None:
     elif what == "fifo":
         os.mkfifo(path)
     elif what == "socket":
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(str(path))
+        # The path itself may be longer than an address can be.
+        place = os.open(path.parent, os.O_PATH)
+        try:
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(f"/proc/self/fd/{place}/{path.name}")
+        finally:
+            os.close(place)
     else:
         path.symlink_to(aside)
 

@@ -125,8 +125,9 @@ class Bash:
             except TimeoutError:
                 await asyncio.sleep(SETTLE_S)
                 continue
-            if last:
-                await self._type(" kill -9 %1\n")
+            if last:  # it is gone when this is answered, and bash says no more of it
+                await self._type(" kill -9 %1; wait -f %1\n")
+                output += (await self._until([self._prompt], 10.0))[0]
             await asyncio.sleep(SETTLE_S)  # further prompts of the same interrupt
             output = self._prompt.sub("", output + self._screen.take()).strip()
             return _observed(output, 0, names[which])
