@@ -19,6 +19,7 @@ LAUNCHED = frozenset(
     {"create", "batch", "destroy", "destroy_many", "diff", "commit", "pause", "stop", "repeat"}
 )
 # What runs inside or is recorded, and so needs the disk.
+CHANGES = frozenset({"file", "tree"})
 STORED = frozenset(
     {"create", "batch", "run", "file", "tree", "stream", "diff", "commit", "session"}
     | {"job", "hold", "repeat"}
@@ -50,10 +51,12 @@ def fits(kind: str, code: str, faults: set[str]) -> bool:
     if code == "storage_failed":
         return "disk" in faults and kind in STORED
     if code == "outcome_unknown":
-        # The end of a sandbox that could not be recorded, and then nobody who remembered it.
-        return "disk" in faults and bool(faults & {"node", "both"}) and kind in STORED
+        # A change that was under way at the kill (docs/guide/records.md); or the end of a sandbox
+        # that could not be recorded, and then nobody who remembered it.
+        killed = bool(faults & {"node", "both"})
+        return killed and (kind in CHANGES or ("disk" in faults and kind in STORED))
     if code == "file_refused":
-        return "disk" in faults and kind in {"file", "tree"}
+        return "disk" in faults and kind in CHANGES
     return False
 
 

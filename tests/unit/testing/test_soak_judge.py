@@ -36,6 +36,7 @@ def failed(kind: str, code: str, at: float, own: tuple[str, ...] = ()) -> dict:
         ("launcher", "run", "unavailable"),  # no command passes the launcher
         ("cut", "create", "conflict"),
         ("both", "run", "outcome_unknown"),
+        ("cut", "file", "outcome_unknown"),  # only a kill leaves a change unknown
         ("disk", "destroy", "storage_failed"),  # every state can be deleted
         ("node", "job", "unavailable"),  # the SDK repeats all that a job is asked
         ("cut", "repeat", "unavailable"),
@@ -57,6 +58,7 @@ def test_error_that_no_fault_explains_is_a_violation(fault: str, kind: str, code
     [
         ("node", "stream", "unavailable"),
         ("launcher", "create", "unavailable"),
+        ("node", "file", "outcome_unknown"),
         ("disk", "run", "storage_failed"),
     ],
 )
