@@ -10,6 +10,7 @@ from skerry.node.commands.sessions import Sessions
 from skerry.node.disk import Disk
 from skerry.node.files import Files
 from skerry.node.forward import Forwarder
+from skerry.node.functions.api import FunctionService, NoFunctions
 from skerry.node.gauges.metrics import Metrics
 from skerry.node.gauges.probes import Probes
 from skerry.node.jobs.keeping import Keeping
@@ -74,6 +75,7 @@ class Node:
         self.chains = Chains(parts)
         self.commits = Commits(parts, self.lives, self.chains)
         self.idle = IdleReclaim(parts.config.idle_reclaim, parts.sandboxes, parts.clock)
+        self.functions: FunctionService = NoFunctions("it has no pools")
         self.metrics = Metrics()
         self.lives.observe = self.metrics.changed
         self.execution.observe = self.metrics.answered

@@ -37,7 +37,9 @@ _PYTHON = re.compile(r"python[0-9.]{0,8}|/[!-~]{1,255}")
 _DEVICE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Environment(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Where calls run. Two calls share a pool of containers if their environments have one key.
 
     The `modules` are imported once, before any call, in that order: calls find them there. They are
@@ -77,7 +79,13 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PythonCall(
-    msgspec.Struct, tag_field="type", tag="python", frozen=True, kw_only=True, omit_defaults=True
+    msgspec.Struct,
+    tag_field="type",
+    tag="python",
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
 ):
     """Python code in an interpreter that runs already, with its modules.
 
@@ -111,7 +119,13 @@ class PythonCall(
 
 
 class ScriptCall(
-    msgspec.Struct, tag_field="type", tag="script", frozen=True, kw_only=True, omit_defaults=True
+    msgspec.Struct,
+    tag_field="type",
+    tag="script",
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
 ):
     """A script for any interpreter of the image: a program by name or path, and its options."""
 
@@ -128,7 +142,13 @@ class ScriptCall(
 
 
 class ProgramCall(
-    msgspec.Struct, tag_field="type", tag="program", frozen=True, kw_only=True, omit_defaults=True
+    msgspec.Struct,
+    tag_field="type",
+    tag="program",
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
 ):
     """A program of the image, or one of the input files (./NAME), and its arguments."""
 
@@ -159,6 +179,7 @@ class CompileRunCall(
     frozen=True,
     kw_only=True,
     omit_defaults=True,
+    forbid_unknown_fields=True,
 ):
     """Sources that are compiled, and the program that they make. It does not run if that fails.
 
@@ -201,7 +222,9 @@ class DeviceMode(StrEnum):
     SHARED = "shared"  # other calls that asked for it shared
 
 
-class DeviceClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeviceClaim(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """A device that a call needs. Of a `compile_run` the program needs it, not the compiler."""
 
     name: str = "gpu"
@@ -213,7 +236,9 @@ class DeviceClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             raise InvalidRequest(f"device: {self.name[:80]!r} is no device's name")
 
 
-class InputFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class InputFile(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """A file's content: `data`, or the UTF-8 of `text`."""
 
     data: bytes = b""
@@ -225,7 +250,9 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.data if self.text is None else self.text.encode()
 
 
-class CallSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CallSpec(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """One call. `check()` must have passed before anything acts on it.
 
     `files` stand in /call when it begins, by relative path. `fetch` names files that are wanted of

@@ -33,7 +33,9 @@ class Limit(StrEnum):
     DISK = "disk"
 
 
-class CallLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CallLimits(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """What one call may use, over all its processes; whoever reaches one is told its name.
 
     At `cpu_s`, `wall_s`, `memory_bytes`, `output_bytes` and `processes` the call is ended at once, with

@@ -117,7 +117,9 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_error: str | None = None  # why a container did not start
 
 
-class Prewarm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Prewarm(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Keeps containers of an environment ready. None: as it is. 0 containers: as demand asks again."""
 
     environment: Environment = Environment()

@@ -69,6 +69,10 @@ as base64). Errors are `ErrorBody` with the class's status. All paths start with
   where it is -> JobInfo |
 | POST, DELETE jobs/JID/resume | likewise: what the job's pause, or the loss of its lease, has paused |
 | GET jobs/JID/queue | -> JobQueue: positions and estimates of its creates that wait |
+| POST functions/call | CallSpec -> CallResult (spec/function.py); a client that goes ends the call |
+| GET functions/attach (WebSocket) | first CallOpen, then CallFeed / CallEvent (wire/functions.py) |
+| POST functions/prewarm | Prewarm -> PoolInfo, once the containers are ready |
+| GET functions/pools | -> list of PoolInfo |
 | POST sandboxes/ID/events?op= | EventsBody -> EventsTaken: verdicts and words of a harness, on record \
   (wire/events.py) |
 | GET, POST, DELETE node/drain | POST: DrainBody -> DrainState (no new sandboxes; those that live are \

@@ -16,6 +16,7 @@ from skerry.wire.commits import CommitInfo, ForkBody
 from skerry.wire.control import DrainBody, DrainState, NodeUsage, SandboxChange
 from skerry.wire.events import EventsBody, EventsTaken
 from skerry.wire.files import FILES_STREAM, FileOp
+from skerry.wire.function_routes import FUNCTION_ROUTES
 from skerry.wire.http import (
     METRICS,
     STREAM,
@@ -93,6 +94,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     Route("POST", "/v1/sandboxes/batch/delete", "Destroys many.", BatchDelete, BatchResult),
     *JOB_ROUTES,
+    *FUNCTION_ROUTES,
     Route("GET", BASE, "What a sandbox is.", answer=SandboxInfo),
     Route(
         "PATCH", BASE, "Changes deadlines and labels while it lives.", SandboxChange, SandboxInfo

@@ -16,6 +16,7 @@ from skerry.node.server import (
     connections,
     events,
     files,
+    functions,
     images,
     jobs,
     meta,
@@ -41,6 +42,9 @@ ROUTES: tuple[tuple[str, dict[str, Handler]], ...] = (
     ("/v1/sandboxes/batch", {"POST": sandboxes.create_batch}),
     (_ONE, {"GET": sandboxes.get, "DELETE": sandboxes.delete, "PATCH": sandboxes.change}),
     (f"{_ONE}/stream", {"POST": commands.stream}),
+    ("/v1/functions/call", {"POST": functions.call}),
+    ("/v1/functions/prewarm", {"POST": functions.prewarm}),
+    ("/v1/functions/pools", {"GET": functions.pools}),
     (f"{_ONE}/files", {"GET": files.read, "PUT": files.write}),
     (f"{_ONE}/files/op", {"POST": files.apply}),
     (f"{_ONE}/files/walk", {"GET": files.walk}),
@@ -114,6 +118,7 @@ SOCKETS: tuple[tuple[str, Callable[[Any, Socket], Awaitable[None]]], ...] = (
     (f"{_ONE}/forward", connections.forward),
     (f"{_ONE}/connect", connections.connect),
     ("/v1/connection", connections.owner),
+    ("/v1/functions/attach", functions.attach),
 )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from skerry.node.server.exchange import Body
 from skerry.spec.command import CommandSpec, Terminal
+from skerry.spec.function import INLINE_BYTES_MAX, CallSpec
+from skerry.spec.function_result import Prewarm
 from skerry.spec.job import JobSpec
 from skerry.spec.limits import MIB, STDIN_BYTES_MAX
 from skerry.spec.sandbox import SandboxSpec
@@ -12,6 +14,7 @@ from skerry.wire.commits import ForkBody
 from skerry.wire.control import DrainBody, SandboxChange
 from skerry.wire.events import EventsBody
 from skerry.wire.files import FileOp
+from skerry.wire.functions import CallFeed, CallOpen
 from skerry.wire.http import (
     ClientEvent,
     CommitBody,
@@ -74,4 +77,8 @@ COLLAPSE: Body[CollapseBody] = Body(CollapseBody)
 CLIENT_EVENT: Body[ClientEvent] = Body(ClientEvent)
 FORWARD_OPEN: Body[ForwardOpen] = Body(ForwardOpen)
 FORWARD_FRAME: Body[ForwardFrame] = Body(ForwardFrame)
+CALL: Body[CallSpec] = Body(CallSpec, INLINE_BYTES_MAX * 4 // 3 + 8 * MIB)
+CALL_OPEN: Body[CallOpen] = Body(CallOpen)
+CALL_FEED: Body[CallFeed] = Body(CallFeed)
+PREWARM: Body[Prewarm] = Body(Prewarm)
 NETWORK: Body[NetworkBody] = Body(NetworkBody)

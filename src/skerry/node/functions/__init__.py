@@ -1,0 +1,1 @@
+"""Function calls: pools of containers, and what runs in them."""
