@@ -38,7 +38,7 @@ enum tag {
 	T_WORK_GROUP = 114, T_TASKS = 115, T_OOM_FILE = 116, T_OOM_KIND = 117, T_SOCKET = 118,
 	T_CONFIG = 119, T_UPPER_FROM = 120, T_STEP_US = 121, T_READ = 122, T_KEEP_UPPER = 123,
 	T_WAIT_STATUS = 124, T_SLOT_CLEAN = 125, T_TEXT = 126, T_CFG_BEST_EFFORT = 127,
-	T_BYTES = 128, T_READONLY = 129, T_HIDDEN = 130,
+	T_BYTES = 128, T_READONLY = 129, T_HIDDEN = 130, T_NODE = 132,
 };
 
 /* Descriptors that the launcher's child leaves to skerry-init. */

@@ -119,7 +119,7 @@ static int (*const run[OP_COUNT])(struct child *, const struct step *) = {
 	[OP_SESSION] = do_session, [OP_JOIN] = do_join, [OP_HOSTNAME] = do_hostname,
 	[OP_TASKS] = do_tasks, [OP_OOM] = do_oom, [OP_WORK] = do_work, [OP_SNAPSHOT] = do_snapshot,
 	[OP_LIMIT] = do_limit, [OP_LOWER] = mount_lower, [OP_OVERLAY] = mount_overlay,
-	[OP_SHARED] = mount_shared, [OP_LEAVE] = mount_leave, [OP_ROOT] = mount_root,
+	[OP_SHARED] = mount_shared, [OP_NODE] = mount_node, [OP_LEAVE] = mount_leave, [OP_ROOT] = mount_root,
 	[OP_DEV] = mount_part, [OP_RUN] = mount_part, [OP_PROC] = mount_proc,
 	[OP_DEVPTS] = mount_devpts, [OP_MQUEUE] = mount_mqueue, [OP_HIDE_FILE] = mount_over_file,
 	[OP_HIDE_DIR] = mount_over_dir, [OP_READONLY] = mount_readonly, [OP_CHROOT] = mount_chroot,

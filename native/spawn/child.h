@@ -23,6 +23,7 @@ struct child {
 int mount_lower(struct child *c, const struct step *s);
 int mount_overlay(struct child *c, const struct step *s);
 int mount_shared(struct child *c, const struct step *s);
+int mount_node(struct child *c, const struct step *s);
 int mount_leave(struct child *c, const struct step *s);
 int mount_root(struct child *c, const struct step *s);
 int mount_part(struct child *c, const struct step *s);

@@ -169,6 +169,24 @@ int mount_shared(struct child *c, const struct step *s)
 	return dev < 0 ? dev : fill_dev(dev, owner);
 }
 
+/* Beside null and its like: no other file system of the sandbox has device nodes that can be opened. */
+int mount_node(struct child *c, const struct step *s)
+{
+	size_t n = strcspn(s->a, "/");
+	char dir[NODE_COMPONENT_MAX + 1];
+	close_auto int dev = open_at(c->shared_fd, "dev", O_RDONLY | O_DIRECTORY);
+
+	if (dev < 0)
+		return dev;
+	make_as(0);
+	if (s->a[n]) {
+		snprintf(dir, sizeof(dir), "%.*s", (int)n, s->a);
+		if (mkdirat(dev, dir, 0755) < 0 && errno != EEXIST)
+			return -errno;
+	}
+	return make_node(dev, s->a, minor(s->n), major(s->n), (uid_t)s->m);
+}
+
 int mount_leave(struct child *c, const struct step *s)
 {
 	int err = sys_setns(c->i->launcher->cradle, CLONE_NEWNS);

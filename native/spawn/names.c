@@ -21,6 +21,23 @@ bool hostname_valid(const char *name)
 	return n >= 1 && n <= 64;
 }
 
+static bool component_valid(const char *name, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!isalnum((unsigned char)name[i]) && (!name[i] || !strchr("._-", name[i])))
+			return false;
+	return n >= 1 && n <= NODE_COMPONENT_MAX && name[0] != '.';
+}
+
+bool node_valid(const char *name)
+{
+	size_t n = strcspn(name, "/");
+
+	if (!component_valid(name, n))
+		return false;
+	return !name[n] || component_valid(name + n + 1, strlen(name + n + 1));
+}
+
 bool path_clean(const char *path)
 {
 	size_t length = strnlen(path, PATH_TEXT_MAX + 1);

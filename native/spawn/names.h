@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-enum { ROOTS_MAX = 32, PATH_TEXT_MAX = 1023 };
+enum { ROOTS_MAX = 32, PATH_TEXT_MAX = 1023, NODE_COMPONENT_MAX = 31 };
 
 struct roots {
 	const char *paths[ROOTS_MAX];
@@ -14,6 +14,8 @@ struct roots {
 /* 1 to 64 of a-z, 0-9, '_', '-': such an id is one path component and needs no quoting. */
 bool id_valid(const char *id);
 bool hostname_valid(const char *name);
+/* Of a device below /dev: one component or two, of 1 to 31 letters, digits, '.', '_', '-', no dot first. */
+bool node_valid(const char *name);
 /* Absolute, bounded, and without empty, "." or ".." components. */
 bool path_clean(const char *path);
 /* A clean path strictly below one of the roots. */

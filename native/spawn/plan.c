@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/sysmacros.h>
 
 #include "protocol.h"
 
@@ -29,6 +30,7 @@ static const struct {
 	[OP_OVERLAY] = {"overlay", "upper u, work w below /upper/$a, ids from $n as those from $m, nodev, "
 				   "redirect_dir, metacopy, index, xino off, volatile"},
 	[OP_SHARED] = {"shared", "tmpfs of $n bytes owned by $m: dev, run, empty"},
+	[OP_NODE] = {"node", "/dev/$a: character device $b, mode 0666, owner $m"},
 	[OP_LEAVE] = {"leave", "enter the empty mount namespace and copy it"},
 	[OP_ROOT] = {"root", "overlay over /"},
 	[OP_DEV] = {"dev", "tmpfs dev at /dev, nosuid"},
@@ -115,6 +117,12 @@ static void add_opening(struct plan *plan, const struct request *r, const struct
 	add(plan, OP_OVERLAY, r->instance, NULL,
 	    r->upper_from && r->uid_base ? r->uid_base : facts->uid_base, facts->uid_base);
 	add(plan, OP_SHARED, NULL, NULL, r->shm_bytes, facts->uid_base);
+	for (unsigned i = 0; i < r->node_count; i++) {
+		const struct device_node *node = &r->nodes[i];
+
+		add(plan, OP_NODE, node->name, node->numbers, makedev(node->major_number, node->minor_number),
+		    facts->uid_base);
+	}
 }
 
 static void add_mounts(struct plan *plan, const struct request *r, const struct plan_facts *facts)

@@ -7,7 +7,7 @@
 
 #include "protocol.h"
 
-enum kind { ID, HOST, PATH, TEXT, NUMBER, BYTES, IDS, PATHS, STEP };
+enum kind { ID, HOST, PATH, TEXT, NUMBER, BYTES, IDS, PATHS, STEP, NODE };
 
 /* What each tag carries and where it goes; tags that are not here are ignored. */
 static const struct form {
@@ -41,6 +41,7 @@ static const struct form {
 	{T_READ, PATHS, offsetof(struct request, reads), "read", READS_MAX},
 	{T_READONLY, PATHS, offsetof(struct request, readonly), "readonly", COVERS_MAX},
 	{T_HIDDEN, PATHS, offsetof(struct request, hidden), "hidden", COVERS_MAX},
+	{T_NODE, NODE, offsetof(struct request, nodes), "node", NODES_MAX},
 	{T_KEEP_UPPER, NUMBER, offsetof(struct request, keep_upper), "keep_upper", 0},
 	{T_BYTES, NUMBER, offsetof(struct request, bytes), "bytes", 0},
 	{T_TEXT, ID, offsetof(struct request, text), "text", 0},
@@ -125,6 +126,28 @@ static int parse_step(char *text, struct group_step *step)
 	return 0;
 }
 
+/* Numbers that would be memory or ports of the host are refused, whoever asks. */
+static int parse_node(char *text, struct device_node *node)
+{
+	long long major_number, minor_number;
+	char *colon;
+	bool good;
+
+	node->name = word(&text);
+	node->numbers = text;
+	colon = strchr(text, ':');
+	if (!node_valid(node->name) || !colon)
+		return -EINVAL;
+	*colon = 0;
+	good = number(text, 10, 1, 4095, &major_number) && number(colon + 1, 10, 0, 1048575, &minor_number);
+	*colon = ':';
+	if (!good || (major_number == 1 && (minor_number < 3 || minor_number == 4 || minor_number > 9)))
+		return -EINVAL;
+	node->major_number = (unsigned)major_number;
+	node->minor_number = (unsigned)minor_number;
+	return 0;
+}
+
 static bool text_valid(uint8_t kind, const char *text)
 {
 	switch (kind) {
@@ -150,6 +173,11 @@ static int store_text(struct request *r, const struct form *form, char *text)
 			return -E2BIG;
 		return parse_step(text, &r->steps[r->step_count++]);
 	}
+	if (form->kind == NODE) {
+		if (r->node_count == form->max)
+			return -E2BIG;
+		return parse_node(text, &r->nodes[r->node_count++]);
+	}
 	if (!text_valid(form->kind, text))
 		return -EINVAL;
 	if (form->kind == IDS || form->kind == PATHS) {
@@ -167,7 +195,8 @@ static int store_text(struct request *r, const struct form *form, char *text)
 static int store(struct request *r, const struct form *form, const struct field *field, char **arena)
 {
 	char *base = (char *)r + form->offset;
-	bool list = form->kind == IDS || form->kind == PATHS || form->kind == STEP;
+	bool list = form->kind == IDS || form->kind == PATHS || form->kind == STEP ||
+		    form->kind == NODE;
 	int err;
 
 	if (!list && request_has(r, form->tag))

@@ -5,7 +5,8 @@
 #include "frames.h"
 #include "names.h"
 
-enum { STEPS_MAX = 64, LAYERS_MAX = 64, TASKS_MAX = 16, READS_MAX = 16, COVERS_MAX = 16, CONFIG_MAX = 60000 };
+enum { STEPS_MAX = 64, LAYERS_MAX = 64, TASKS_MAX = 16, READS_MAX = 16, COVERS_MAX = 16, NODES_MAX = 32,
+       CONFIG_MAX = 60000 };
 
 /* STEP: the cgroup work that Python plans. */
 struct group_step {
@@ -13,6 +14,12 @@ struct group_step {
 	const char *path, *value;
 	unsigned mode;
 	int64_t uid; /* -1: stays root's */
+};
+
+/* NODE: a character device that the sandbox sees below /dev. */
+struct device_node {
+	const char *name, *numbers; /* "MAJOR:MINOR" */
+	unsigned major_number, minor_number;
 };
 
 struct text_list {
@@ -32,6 +39,8 @@ struct request {
 	struct text_list layers, tasks, reads, readonly, hidden;
 	unsigned step_count;
 	struct group_step steps[STEPS_MAX];
+	unsigned node_count;
+	struct device_node nodes[NODES_MAX];
 	char arena[]; /* the texts, terminated; Invariant: as long as the payload */
 };
 

@@ -212,6 +212,8 @@ static void test_plan_at_its_bounds(void)
 		build_text(&b, T_STEP, "rmdir /a/b");
 	for (unsigned i = 0; i < TASKS_MAX; i++)
 		build_text(&b, T_TASKS, "/cg/tasks");
+	for (unsigned i = 0; i < NODES_MAX; i++)
+		build_text(&b, T_NODE, "gpu0 195:0");
 	for (unsigned i = 0; i < COVERS_MAX; i++) {
 		build_text(&b, T_READONLY, "/testbed/a");
 		build_text(&b, T_HIDDEN, "/testbed/b");
@@ -219,7 +221,7 @@ static void test_plan_at_its_bounds(void)
 	build_text(&b, T_OOM_FILE, "/cg/oom");
 	build_u64(&b, T_DISK_BYTES, 1);
 	assert(!parse(L_START, &b, &r, &where) && !plan_start(&plan, r, &facts));
-	assert(plan.count <= PLAN_MAX && plan.count > STEPS_MAX + LAYERS_MAX + TASKS_MAX + 2 * COVERS_MAX);
+	assert(plan.count <= PLAN_MAX && plan.count > STEPS_MAX + LAYERS_MAX + TASKS_MAX + 2 * COVERS_MAX + NODES_MAX);
 	assert(find(&plan, OP_CHROOT) < find(&plan, OP_FIRM) && find(&plan, OP_FIRM) < find(&plan, OP_COVER));
 	assert(find(&plan, OP_COVER) < find(&plan, OP_SECCOMP));
 	free(r);
@@ -228,6 +230,43 @@ static void test_plan_at_its_bounds(void)
 	start_fields(&b);
 	build_text(&b, T_READONLY, "/testbed/../etc");
 	assert(parse(L_START, &b, &r, &where) == -EINVAL && !strcmp(where, "readonly"));
+}
+
+static void test_nodes(void)
+{
+	static const char *const bad[] = {
+		"gpu0", "gpu0 195", "gpu0 195:", "gpu0 :0", "gpu0 0:0", "gpu0 4096:0", "gpu0 195:1048576",
+		"gpu0 195:-1", "gpu0 195:0 ", "../sda 8:0", "a/b/c 195:0", ".gpu 195:0", "/gpu 195:0", "a/ 195:0",
+		"a/.. 195:0", " 195:0", "mem 1:1", "kmem 1:2", "port 1:4", "kmsg 1:11", "gpu\n 195:0"};
+	struct plan_facts facts = {.upper_btrfs = true, .uid_base = 655360};
+	struct plan plan;
+	struct request *r;
+	struct builder b;
+	const char *where;
+	char line[128];
+	unsigned at;
+
+	for (unsigned i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+		start_fields(&b);
+		build_text(&b, T_NODE, bad[i]);
+		assert(parse(L_START, &b, &r, &where) == -EINVAL && !strcmp(where, "node"));
+	}
+	start_fields(&b);
+	build_text(&b, T_NODE, "nvidia-caps/nvidia-cap1 238:1");
+	build_text(&b, T_NODE, "full2 1:7");
+	assert(!parse(L_START, &b, &r, &where) && r->node_count == 2 && !plan_start(&plan, r, &facts));
+	at = find(&plan, OP_NODE);
+	/* In the tmpfs, while that is at hand, and before anything is attached or executed. */
+	assert(find(&plan, OP_SHARED) < at && at < find(&plan, OP_LEAVE));
+	assert(plan.steps[at].n == makedev(238, 1) && plan.steps[at + 1].n == makedev(1, 7));
+	plan_describe(&plan, at, line, sizeof(line));
+	assert(strstr(line, "/dev/nvidia-caps/nvidia-cap1: character device 238:1, mode 0666, owner 655360"));
+	free(r);
+	start_fields(&b);
+	assert(!parse(L_START, &b, &r, &where) && !plan_start(&plan, r, &facts));
+	for (unsigned i = 0; i < plan.count; i++)
+		assert(plan.steps[i].op != OP_NODE);
+	free(r);
 }
 
 int main(void)
@@ -239,6 +278,7 @@ int main(void)
 	test_plan_order();
 	test_plan_needs_btrfs();
 	test_plan_at_its_bounds();
+	test_nodes();
 	printf("plan: at most %d steps\n", PLAN_MAX);
 	return 0;
 }

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from skerry.spec.device import DeviceNode
 from skerry.spec.layers import LayerFile, RootfsPlan
 from skerry.spec.sandbox import CpuClass, Usage
 
@@ -73,6 +74,7 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     detached: bool = False  # stays if the node goes for good; others end some time after it
     readonly: tuple[str, ...] = ()  # paths inside that nobody there can change
     hidden: tuple[str, ...] = ()  # paths inside that are empty for everybody there
+    devices: tuple[DeviceNode, ...] = ()  # what it sees below /dev beside the usual
     view: View | None = None  # it begins with what that holds; `rootfs` has the same layers
 
 

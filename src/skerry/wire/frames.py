@@ -173,6 +173,7 @@ class Tag(IntEnum):
     BYTES = 128
     READONLY = 129
     HIDDEN = 130
+    NODE = 132
 
 
 class Frame(NamedTuple):

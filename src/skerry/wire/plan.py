@@ -133,6 +133,7 @@ class StartPlan(Request, frozen=True, kw_only=True):
         number("uid_base", Tag.UID_BASE, 0, UID_MAX, optional=True),
         several("readonly", Tag.READONLY, Kind.TEXTS),
         several("hidden", Tag.HIDDEN, Kind.TEXTS),
+        several("node", Tag.NODE, Kind.TEXTS),
     )
     instance: str
     slot: int
@@ -152,6 +153,7 @@ class StartPlan(Request, frozen=True, kw_only=True):
     uid_base: int | None = None  # of the ids of the files there; None: the slot's
     readonly: tuple[str, ...] = ()  # inside
     hidden: tuple[str, ...] = ()  # likewise
+    node: tuple[str, ...] = ()  # "NAME MAJOR:MINOR": character devices below /dev
 
 
 class Stop(Request, frozen=True, kw_only=True):

@@ -54,6 +54,7 @@ def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits)
         uid_base=None if request.view is None else request.view.uid_base,
         readonly=request.readonly,
         hidden=request.hidden,
+        node=tuple(f"{one.name} {one.major}:{one.minor}" for one in request.devices),
         shm_bytes=request.shm_bytes,
         step=parts.groups.limit(slot.number, slot.limits, limits),
         agent_group=groups.agent,
@@ -163,11 +164,16 @@ async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerI
 
 
 def _understood(request: CreateRequest, stages: tuple[str, ...]) -> None:
-    """Raises Unavailable if a launcher of an earlier version left paths as they are."""
+    """Raises Unavailable if a launcher of an earlier version left paths as they are, or devices out."""
     done = {stage.partition("=")[0] for stage in stages}
     if (request.readonly and "firm" not in done) or (request.hidden and "cover" not in done):
         raise Unavailable(
             "the launcher that runs is older than this node and knows no read-only and no hidden paths; "
+            "end its sandboxes and restart it"
+        )
+    if request.devices and "node" not in done:
+        raise Unavailable(
+            "the launcher that runs is older than this node and knows no device nodes; "
             "end its sandboxes and restart it"
         )
 
