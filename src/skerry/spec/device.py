@@ -19,12 +19,11 @@ SHARES = 1000  # a device has that many; shares are counted in whole ones
 NODES_MAX = 32  # of one device; the launcher takes no more
 # Below /dev, at most one directory deep, as the launcher takes it.
 _NODE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,30}(?:/[A-Za-z0-9_-][A-Za-z0-9._-]{0,30})?")
-_KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 # What every sandbox has there already.
-_TAKEN = frozenset(
-    "null zero full random urandom tty ptmx fd stdin stdout stderr shm pts mqueue".split()
-)
+_TAKEN = {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "fd", "stdin", "stdout"}
+_TAKEN |= {"stderr", "shm", "pts", "mqueue"}
 _MEM_MAJOR = 1
 _MEM_HARMLESS = frozenset((3, 5, 7, 8, 9))  # null, zero, full, random, urandom; not mem, port, kmsg
 
@@ -36,10 +35,15 @@ class DeviceMode(StrEnum):
     SHARED = "shared"  # a share of its memory: others may hold the rest
 
 
-class DeviceNeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a call asks for: one device of a kind. It holds it while its run step runs."""
+class DeviceClaim(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """A device that a call needs: any one of that name. It holds it while its run step runs.
 
-    kind: str = "gpu"
+    So of a `compile_run` the program has it, and not the compiler.
+    """
+
+    name: str = "gpu"
     mode: DeviceMode = DeviceMode.EXCLUSIVE
     share: float | None = None  # of the device's memory, 0.001 to 1; with "shared", and only there
 
@@ -50,10 +54,10 @@ class DeviceNeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return SHARES
         return max(1, min(SHARES, math.ceil(round(self.share * SHARES, 6))))
 
-    def check(self) -> DeviceNeed:
+    def check(self) -> DeviceClaim:
         """Returns itself if it makes sense; raises InvalidRequest naming what does not."""
-        if _KIND.fullmatch(self.kind) is None:
-            raise InvalidRequest(f"device.kind: {self.kind!r} is no word of a-z, 0-9 and -")
+        if _NAME.fullmatch(self.name) is None:
+            raise InvalidRequest(f"device: {self.name[:80]!r} is no device's name")
         if self.mode is DeviceMode.EXCLUSIVE:
             if self.share is not None:
                 raise InvalidRequest("device.share: an exclusive call holds the whole device")
@@ -84,7 +88,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A device that a provider found. `id` stays the same over restarts of the node."""
 
     id: str
-    kind: str = "gpu"
+    name: str = "gpu"  # by which calls ask for it; several devices have one name
     provider: str
     model: str = ""
     nodes: tuple[DeviceNode, ...] = ()
@@ -98,8 +102,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
         if _ID.fullmatch(self.id) is None:
             raise InvalidRequest(f"device {self.id!r}: an id is of letters, digits and . _ : -")
-        if _KIND.fullmatch(self.kind) is None:
-            raise InvalidRequest(f"device {self.id}: kind {self.kind!r} is no word of a-z, 0-9, -")
+        if _NAME.fullmatch(self.name) is None:
+            raise InvalidRequest(f"device {self.id}: {self.name[:80]!r} is no device's name")
         if not 1 <= len(self.nodes) <= NODES_MAX:
             raise InvalidRequest(f"device {self.id}: between 1 and {NODES_MAX} device nodes")
         if len({node.check().name for node in self.nodes}) != len(self.nodes):
@@ -114,7 +118,7 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which device a call had, and for how long: while its run step ran, not while it compiled."""
 
     id: str
-    kind: str
+    name: str
     mode: DeviceMode
     share: float = 1.0
     queued_s: float = 0.0  # it waited for a device

@@ -15,6 +15,7 @@ import msgspec
 
 from skerry.errors import InvalidRequest
 from skerry.spec import limits
+from skerry.spec.device import DeviceClaim
 from skerry.spec.function_limits import COMPILE_LIMITS, CallLimits
 from skerry.spec.ids import check_job_id
 from skerry.spec.layers import LayerKind, parse_layer_name
@@ -34,7 +35,6 @@ WAIT_MAX_S: Final = 600.0  # for a place
 POOL_MAX: Final = 256  # containers of a pool
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}(?:\.[A-Za-z_][A-Za-z0-9_]{0,99}){0,15}")
 _PYTHON = re.compile(r"python[0-9.]{0,8}|/[!-~]{1,255}")
-_DEVICE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 
 class Environment(
@@ -215,27 +215,6 @@ class Isolation(StrEnum):
     CONTAINER = "container"  # nothing: a fresh container, which ends with it
 
 
-class DeviceMode(StrEnum):
-    """Who else uses a device at that time."""
-
-    EXCLUSIVE = "exclusive"  # nobody
-    SHARED = "shared"  # other calls that asked for it shared
-
-
-class DeviceClaim(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
-    """A device that a call needs. Of a `compile_run` the program needs it, not the compiler."""
-
-    name: str = "gpu"
-    mode: DeviceMode = DeviceMode.EXCLUSIVE
-
-    def check(self) -> None:
-        """Raises InvalidRequest if the name is none."""
-        if _DEVICE.fullmatch(self.name) is None:
-            raise InvalidRequest(f"device: {self.name[:80]!r} is no device's name")
-
-
 class InputFile(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -272,7 +251,7 @@ class CallSpec(
     wait_s: float = 60.0  # in the queue, for a place; then it is refused
     job: str | None = None  # jobs are served in turn
     priority: int = 0  # among the calls of its job that wait: higher first
-    device: DeviceClaim | None = None
+    device: DeviceClaim | None = None  # of a `compile_run` the program has it, not the compiler
 
     def check(self, *, streamed: bool = False) -> CallSpec:
         """Returns itself if every value is in bounds; raises InvalidRequest naming one that is not.

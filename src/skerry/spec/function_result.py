@@ -8,6 +8,7 @@ import msgspec
 
 from skerry.errors import InvalidRequest
 from skerry.spec import limits
+from skerry.spec.device import DeviceUse
 from skerry.spec.function import POOL_MAX, Environment, Isolation
 from skerry.spec.function_limits import Limit
 
@@ -87,7 +88,7 @@ class CallResult(Step, frozen=True, kw_only=True, omit_defaults=True):
     files: dict[str, bytes] = {}  # that were asked for, by relative path
     left_out: dict[str, str] = {}  # that were asked for and are not here: why
     worker: str = ""  # the container that it ran in
-    device: str | None = None  # the one that it ran on
+    device: DeviceUse | None = None  # the one that it ran on
 
     @property
     def ok(self) -> bool:

@@ -42,8 +42,9 @@ def test_path_outside_of_the_roots_is_refused(launcher: Launcher, field: str) ->
 
 
 STEPS = (  # noqa: SIM905
-    "mkdir socket upper limit clone session join hostname tasks work lower overlay shared leave root "
-    "dev run proc devpts mqueue chroot hide readonly limits config descriptors seccomp identity exec"
+    "mkdir socket upper limit clone session join hostname tasks work lower overlay shared node leave "
+    "root dev run proc devpts mqueue chroot hide readonly limits config descriptors seccomp identity "
+    "exec"
 ).split()
 
 
@@ -56,7 +57,9 @@ def test_start_that_fails_is_undone(make: Callable[..., Launcher], step: str) ->
     launcher.prepare(0)
     before = launcher.descriptors()
     extra = launcher.group(0) / "more"
-    request = launcher.plan("a", 0, disk_bytes=1 << 20, step=(f"mkdir {extra} 755 -1",))
+    request = launcher.plan(
+        "a", 0, disk_bytes=1 << 20, step=(f"mkdir {extra} 755 -1",), node=("gpu0 1:7",)
+    )
     failure = launcher.failure(request)
     assert (failure.error_step, failure.errno) == (step, errno.EIO)
     assert launcher.uppers() == set()

@@ -1,4 +1,4 @@
-"""A launcher that knows no read-only and no hidden paths is told from one that does."""
+"""A launcher that knows no read-only paths, hidden paths or devices is told from one that does."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import pytest
 from skerry.backends.api import CreateRequest, RootfsPlan
 from skerry.backends.container.creation import _understood
 from skerry.errors import Unavailable
+from skerry.spec.device import DeviceNode
 
 DONE = ("overlay=12", "readonly=3", "total=400")
 
 
-def request(**covers: tuple[str, ...]) -> CreateRequest:
+def request(**covers: tuple[object, ...]) -> CreateRequest:
     return CreateRequest(
         instance_id="i1",
         rootfs=RootfsPlan(layers=()),
@@ -35,3 +36,10 @@ def test_a_launcher_that_left_paths_as_they_are_makes_no_sandbox() -> None:
     ):
         with pytest.raises(Unavailable, match="older"):
             _understood(request(**covers), done)
+
+
+def test_a_launcher_that_left_devices_out_makes_no_sandbox() -> None:
+    wanted = request(devices=(DeviceNode("gpu0", 195, 0),))
+    _understood(wanted, (*DONE, "node=1"))
+    with pytest.raises(Unavailable, match="older"):
+        _understood(wanted, DONE)

@@ -10,11 +10,11 @@ import pytest
 
 from skerry.errors import InvalidRequest
 from skerry.spec import function
+from skerry.spec.device import DeviceClaim, DeviceMode
 from skerry.spec.function import (
     CallKind,
     CallSpec,
     CompileRunCall,
-    DeviceClaim,
     Environment,
     InputFile,
     Language,
@@ -35,6 +35,7 @@ GOOD: list[CallSpec] = [
     CallSpec(kind=CompileRunCall(language=Language.C, sources={"a/b.c": "int main(){}"})),
     CallSpec(kind=SQUARE, fetch=("out/*.txt", "**/a[0-9]?"), job="a", priority=-10, wait_s=0),
     CallSpec(kind=SQUARE, device=DeviceClaim(name="h100.mig")),
+    CallSpec(kind=SQUARE, device=DeviceClaim(mode=DeviceMode.SHARED, share=0.25)),
     CallSpec(
         kind=SQUARE,
         environment=Environment(image="a", layers=("toolkit/b:1",), modules=("numpy", "os.path")),
@@ -90,6 +91,10 @@ BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("job", {"job": "A B"}),
     ("priority", {"priority": 11}),
     ("device", {"device": DeviceClaim(name="/dev/nvidia0")}),
+    ("exclusive", {"device": DeviceClaim(share=0.5)}),
+    ("shared", {"device": DeviceClaim(mode=DeviceMode.SHARED)}),
+    ("shared", {"device": DeviceClaim(mode=DeviceMode.SHARED, share=0.0)}),
+    ("shared", {"device": DeviceClaim(mode=DeviceMode.SHARED, share=math.nan)}),
     ("layer name", {"environment": Environment(layers=("b",))}),
     ("layers", {"environment": Environment(layers=("toolkit/b",) * 33)}),
     ("layer name", {"environment": Environment(image="../a")}),
