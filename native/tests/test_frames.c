@@ -93,6 +93,74 @@ static size_t start_terminal(void)
 	return finish(G_START, 2, 8u << 2);
 }
 
+static size_t start_call(void)
+{
+	uint8_t nested[64];
+	struct builder limits;
+
+	begin();
+	build_bytes(&body, T_OP_ID, id16, 16);
+	build_u64(&body, T_KIND, 3);
+	build_bytes(&body, T_SCRIPT, "{}", 2);
+	build_u64(&body, T_STDIN, 1);
+	build_u64(&body, T_CELL, 31);
+	build_u64(&body, T_CPU_MS, 1500);
+	build_init(&limits, nested, sizeof(nested));
+	build_u64(&limits, T_FSIZE, 1 << 20);
+	build_u64(&limits, T_NOFILE, 64);
+	build_u64(&limits, T_STACK, 8 << 20);
+	build_u64(&limits, T_CORE, 0);
+	build_bytes(&body, T_RLIMITS, nested, limits.used);
+	build_u64(&body, T_RESULT, 1);
+	return finish(G_START, 2, 10u << 2);
+}
+
+static size_t cell(void)
+{
+	begin();
+	build_u64(&body, T_CELL, 3);
+	build_u64(&body, T_ACTION, 1);
+	build_u64(&body, T_DISK, 64 << 20);
+	build_u64(&body, T_INODES, 4096);
+	return finish(G_CELL, 2, 0);
+}
+
+static size_t cell_is(void)
+{
+	begin();
+	build_u64(&body, T_CELL, 3);
+	build_u64(&body, T_STATE, 3);
+	build_text(&body, T_ERROR_STEP, "tmpfs");
+	build_u64(&body, T_ERRNO, ENOMEM);
+	return finish(G_CELL_IS, 2, 0);
+}
+
+static size_t zygote_is(void)
+{
+	begin();
+	build_u64(&body, T_STATE, 1);
+	return finish(G_ZYGOTE_IS, 2, 0);
+}
+
+static size_t done_call(void)
+{
+	begin();
+	build_u64(&body, T_SIGNO, 9);
+	build_u64(&body, T_TIMED_OUT, 0);
+	build_u64(&body, T_NO_OUTPUT, 0);
+	build_u64(&body, T_CANCELLED, 0);
+	build_u64(&body, T_OOM, 0);
+	build_u64(&body, T_START_NS, 1795986980915281964ull);
+	build_u64(&body, T_END_NS, 1795986982416605444ull);
+	build_u64(&body, T_CPU_US, 1500321);
+	build_u64(&body, T_STDOUT_TOTAL, 0);
+	build_u64(&body, T_STDERR_TOTAL, 7);
+	build_u64(&body, T_CPU_LIMIT, 1);
+	build_u64(&body, T_DISK_USED, 8192);
+	build_u64(&body, T_RESULT_TOTAL, 2);
+	return finish(G_DONE, 2, 10u << 2);
+}
+
 static size_t started(void)
 {
 	begin();
@@ -208,7 +276,9 @@ static const struct {
 	{"start_terminal", start_terminal}, {"started", started}, {"data", data}, {"eof", eof},
 	{"credit", credit}, {"cancel", cancel}, {"attach", attach}, {"done", done},
 	{"done_failed", done_failed}, {"opened", opened}, {"connect", connect_},
-	{"error", error}, {"hold", hold}, {"launcher_fail", launcher_fail},
+	{"error", error}, {"hold", hold}, {"start_call", start_call}, {"cell", cell},
+	{"cell_is", cell_is}, {"zygote_is", zygote_is}, {"done_call", done_call},
+	{"launcher_fail", launcher_fail},
 };
 enum { GOLDEN = sizeof(golden) / sizeof(golden[0]) };
 

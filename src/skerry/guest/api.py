@@ -18,6 +18,8 @@ class Kind(IntEnum):
     COMMAND = 0
     FILE = 1
     SESSION = 2
+    CALL = 3  # of the zygote; no argv, the payload is `script`
+    ZYGOTE = 4
 
 
 class Stream(IntEnum):
@@ -25,6 +27,15 @@ class Stream(IntEnum):
 
     STDOUT = 2
     STDERR = 3
+
+
+class Rlimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Resource limits of a program in a cell; None: as every command has it."""
+
+    fsize: int | None = None
+    nofile: int | None = None
+    stack: int | None = None
+    core: int | None = 0
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +54,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     stdin: bool = False
     merge: bool = False  # stderr goes where stdout goes, in the order of the writes
     terminal: tuple[int, int] | None = None  # rows, cols
+    cell: int | None = None  # of a function container; None: in the container itself
+    cpu_ms: int = 0  # processor time of all its processes, after which they are ended; 0: any
+    rlimits: Rlimits | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +77,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     stdout_total: int = 0
     stderr_total: int = 0
     dropped: int = 0  # bytes of the totals that were thrown away inside
+    cpu_limit: bool = False  # it was ended for the processor time that it used
+    disk_used: int | None = None  # bytes of its cell's files at its end
+    result_total: int = 0
 
 
 class OutputSink(Protocol):

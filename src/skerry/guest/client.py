@@ -21,6 +21,7 @@ from skerry.errors import (
     Unavailable,
 )
 from skerry.guest.api import Kind, OpenChannel, Operation, OutputSink
+from skerry.guest.cells import Cells
 from skerry.guest.channel import Channel, same_error
 from skerry.guest.forward import Connection, Forwards, Listener, OnConnection, listen_error
 from skerry.guest.inlet import Inlet
@@ -50,7 +51,8 @@ class GuestClient:
         self._nonce = nonce
         self._welcomed: asyncio.Future[None] = loop.create_future()
         self._operations: dict[int, RunningOperation] = {}
-        self._pings = Pings(self._send_ping)
+        self._pings = Pings(lambda token: self._say(guest.Ping(token)))
+        self.cells = Cells(self._say, self.start)  # of a function container
         self._tasks = Tasks()
         self._forwards: Forwards | None = None
         self.generation = 0
@@ -94,20 +96,23 @@ class GuestClient:
         """Done when the channel has ended; its result says why."""
         return self._channel.lost
 
-    def start(self, operation: Operation, sink: OutputSink) -> RunningOperation:
+    def start(
+        self, operation: Operation, sink: OutputSink, *, result: OutputSink | None = None
+    ) -> RunningOperation:
         """Sends START; the operation runs, or will be refused, and `wait` tells.
 
+        With `result` it finds a pipe at descriptor 4, and what it writes there is that sink's stdout.
         Raises InvalidRequest if it is longer than a START can be, Overloaded while the agent does
         not keep up with reading, and the channel's error if that is lost: then nothing was sent.
         """
-        self._send_start(operation)
+        self._send_start(operation, result=result is not None)
         inlet = None
         if operation.stdin:
             stream = streams.operation_stream(operation.handle, streams.STDIN)
             # What feeds a file helper ends with its connection: nothing is held for another one.
             resumable = operation.kind is Kind.COMMAND
             inlet = Inlet(self._channel, self.generation, stream, resumable=resumable)
-        return self._enter(operation.handle, sink, inlet=inlet)
+        return self._enter(operation.handle, sink, inlet=inlet, result=result)
 
     def attach(
         self,
@@ -196,7 +201,7 @@ class GuestClient:
     def say_held(self, *, held: bool) -> None:
         """The same, without waiting: it holds for every frame that is sent afterwards."""
         if takes_long(self.agent_version):
-            self._channel.send(guest.encode(guest.Hold(held), self.generation, 0))
+            self._say(guest.Hold(held))
 
     async def listen(self, port: int, on_connection: OnConnection, *, handle: int) -> Listener:
         """Returns once the agent listens on 127.0.0.1 and ::1 inside.
@@ -288,18 +293,8 @@ class GuestClient:
             # Both may be under way when an operation ends or is acknowledged.
             if not isinstance(message, guest.Credit | guest.Error):
                 raise ProtocolError(f"{message.CODE.name} for handle {handle}, not attached")
-        elif isinstance(operation, RunningSession):
+        else:
             operation.take(message, channel)
-        elif isinstance(message, guest.Started):
-            operation.take_started(message.pid)
-        elif isinstance(message, guest.Done):
-            operation.take_done(message)
-        elif isinstance(message, guest.Eof):
-            operation.take_eof(channel, message.total)
-        elif isinstance(message, guest.Credit):
-            operation.take_credit(message.offset)
-        elif isinstance(message, guest.Error):
-            operation.take_error(channel, message)
 
     def _take_listener(self, message: guest.Message, handle: int) -> bool:
         if self._forwards is None:
@@ -313,7 +308,7 @@ class GuestClient:
     def _take_connection(self, message: guest.Message) -> None:
         if isinstance(message, guest.Pong):
             self._pings.answered(message.token)
-        elif not isinstance(message, guest.Error):
+        elif not self.cells.take(message) and not isinstance(message, guest.Error):
             raise ProtocolError(f"{message.CODE.name} on the connection itself")
 
     # --- inside --------------------------------------------------------------------------------
@@ -323,12 +318,12 @@ class GuestClient:
             self._forwards = Forwards(self._channel, self.generation, self._tasks.serve)
         return self._forwards
 
-    def _send_start(self, operation: Operation) -> None:
+    def _send_start(self, operation: Operation, *, result: bool = False) -> None:
         if self._channel.congested:
             raise Overloaded("the guest agent is busy reading", limit="channel", retry_after_s=0.1)
         self._check_handle(operation.handle)
-        frames = start_frames(operation, self.generation, self.agent_version)
-        self._channel.send(frames)
+        version = self.agent_version
+        self._channel.send(start_frames(operation, self.generation, version, result=result))
 
     def _check_handle(self, handle: int) -> None:
         if not 0 < handle <= streams.HANDLE_MAX or handle in self._operations:
@@ -338,8 +333,8 @@ class GuestClient:
         stream = streams.operation_stream(handle, streams.CONTROL)
         self._channel.send(guest.encode(message, self.generation, stream))
 
-    def _send_ping(self, token: bytes) -> None:
-        self._channel.send(guest.encode(guest.Ping(token), self.generation, 0))
+    def _say(self, message: guest.Message) -> None:
+        self._channel.send(guest.encode(message, self.generation, 0))
 
     def _enter(
         self,
@@ -348,6 +343,7 @@ class GuestClient:
         *,
         offsets: tuple[int, int] = (0, 0),
         inlet: Inlet | None,
+        result: OutputSink | None = None,
         attached: bool = False,
     ) -> RunningOperation:
         operation = RunningOperation(
@@ -359,6 +355,7 @@ class GuestClient:
             on_end=self._forget,
             offsets=offsets,
             inlet=inlet,
+            result=result,
             attached=attached,
         )
         return self._keep(handle, operation)
@@ -379,6 +376,7 @@ class GuestClient:
         if not self._welcomed.done():
             self._welcomed.set_exception(same_error(error))
             self._welcomed.exception()
+        self.cells.lose(error)
         operations, self._operations = self._operations, {}
         for operation in operations.values():
             operation.lose(error)

@@ -45,6 +45,7 @@ NewOperation = Callable[[], tuple[int, bytes]]
 class GuestFiles:
     """The file operations of one sandbox, as one user, relative to one directory.
 
+    With a cell they are that cell's: its files, by default as the user of its programs.
     `new_operation` gives a fresh handle and operation id each time. An operation whose caller goes
     away (an exception, a cancelled task, an iterator that is closed early) is cancelled inside.
     """
@@ -56,11 +57,13 @@ class GuestFiles:
         *,
         user: bytes | None = None,
         cwd: bytes | None = None,
+        cell: int | None = None,
     ) -> None:
         self._client = client
         self._new_operation = new_operation
         self._user = user
         self._cwd = cwd
+        self._cell = cell
 
     async def stat(self, path: str) -> FileInfo:
         """Returns what a path is; a link is not followed."""
@@ -239,6 +242,7 @@ class GuestFiles:
             user=self._user,
             stdin=stdin,
             timeout_ms=ms,
+            cell=self._cell,
         )
         return self._client.start(operation, sink)
 

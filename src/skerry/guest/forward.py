@@ -18,7 +18,7 @@ from typing import Final
 from skerry.errors import Conflict, Overloaded, PortRefused, SandboxFailed, SkerryError
 from skerry.guest.channel import Channel, same_error
 from skerry.guest.inlet import Inlet
-from skerry.wire import guest, streams
+from skerry.wire import guest, guest_forwards, streams
 from skerry.wire.frames import WINDOW, ProtocolError
 from skerry.wire.streams import place_of
 
@@ -109,7 +109,7 @@ class Connection:
     def reset(self) -> None:
         """Aborts it, unless it is over; safe to call at any time."""
         if self._error is None and not (self._ended and self._inlet.finished):
-            self._send(guest.Reset(), streams.CONTROL)
+            self._send(guest_forwards.Reset(), streams.CONTROL)
             self._end(SandboxFailed("the forwarded connection was reset by the host"))
 
     def take_data(self, message: guest.Data) -> None:
@@ -224,7 +224,7 @@ class Forwards:
         self._last = self._last % (streams.HOST_CONN - 1) + 1
         number = streams.HOST_CONN | self._last
         connection = Connection(self._channel, self._generation, number, port, self._forget)
-        self._tell(guest.Connect(port), streams.forward_stream(number, streams.CONTROL))
+        self._tell(guest_forwards.Connect(port), streams.forward_stream(number, streams.CONTROL))
         opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connections[number], self._opening[number] = connection, opening
         try:
@@ -239,7 +239,7 @@ class Forwards:
         """Asks the agent to listen; the listener's `ready` says when it does."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         listener = Listener(handle, port, on_connection, ready, self._close)
-        self._tell(guest.Listen(port), streams.operation_stream(handle, streams.CONTROL))
+        self._tell(guest_forwards.Listen(port), streams.operation_stream(handle, streams.CONTROL))
         self._listeners[handle] = listener
         return listener
 
@@ -250,7 +250,7 @@ class Forwards:
         """
         number = place_of(stream).number
         connection = self._connections.get(number)
-        if isinstance(message, guest.Opened):
+        if isinstance(message, guest_forwards.Opened):
             self._open(number, message)
         elif connection is None:
             return
@@ -262,7 +262,7 @@ class Forwards:
             connection.take_eof(message.total)
         elif isinstance(message, guest.Credit):
             connection.take_credit(message.offset)
-        elif isinstance(message, guest.Reset | guest.Error):
+        elif isinstance(message, guest_forwards.Reset | guest.Error):
             connection.take_reset()
 
     def take_answer(self, handle: int, error: SkerryError | None) -> bool:
@@ -304,7 +304,7 @@ class Forwards:
         if not opening.done():
             opening.set_exception(_connect_error(connection.port, message.errno))
 
-    def _open(self, number: int, message: guest.Opened) -> None:
+    def _open(self, number: int, message: guest_forwards.Opened) -> None:
         if number >= streams.HOST_CONN:
             opening = self._opening.pop(number, None)
             if opening is not None and not opening.done():
@@ -316,7 +316,7 @@ class Forwards:
             raise ProtocolError(f"forwarded connection {number} was opened twice, or by nobody")
         listener = self._listeners.get(message.handle)
         if listener is None or len(self._connections) >= CONNECTIONS_MAX:
-            self._tell(guest.Reset(), streams.forward_stream(number, streams.CONTROL))
+            self._tell(guest_forwards.Reset(), streams.forward_stream(number, streams.CONTROL))
             return
         connection = Connection(self._channel, self._generation, number, message.port, self._forget)
         self._connections[number] = connection
@@ -330,7 +330,7 @@ class Forwards:
         if listener is not None and not self._channel.lost.done():
             if not listener.answered:
                 self._given_up.add(handle)
-            self._tell(guest.Unlisten(), streams.operation_stream(handle, streams.CONTROL))
+            self._tell(guest_forwards.Unlisten(), streams.operation_stream(handle, streams.CONTROL))
 
     def _tell(self, message: guest.Message, stream: int) -> None:
         self._channel.send(guest.encode(message, self._generation, stream))

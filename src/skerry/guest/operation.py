@@ -7,27 +7,21 @@ raises ProtocolError, which ends the channel.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from skerry.errors import (
-    Bug,
-    Conflict,
-    InvalidRequest,
-    NotFound,
-    Overloaded,
-    SandboxFailed,
-    SkerryError,
-)
+from skerry.errors import Bug, Conflict, InvalidRequest, SkerryError
 from skerry.guest.api import Outcome, OutputSink, Stream
 from skerry.guest.channel import Channel, same_error
 from skerry.guest.inlet import Inlet
+from skerry.guest.outcomes import outcome_of_done, refusal_of
 from skerry.guest.outlet import GRANT_STEP, Outlet
+from skerry.guest.result import ResultFlow
 from skerry.wire import guest, streams
 from skerry.wire.frames import ProtocolError, data_offset
-from skerry.wire.guest_sessions import End
 
-_EEXIST, _EAGAIN, _ENOENT, _ESRCH, _EBUSY, _EPROTO = 17, 11, 2, 3, 16, 71
+_ESRCH, _EBUSY = 3, 16
 
 
 class RunningOperation:
@@ -45,6 +39,7 @@ class RunningOperation:
         "_outlets",
         "_over",
         "_pid",
+        "_result",
         "_sink",
         "_spawn",
         "_started",
@@ -64,6 +59,7 @@ class RunningOperation:
         on_end: Callable[[int], None],
         offsets: tuple[int, int] = (0, 0),
         inlet: Inlet | None = None,
+        result: OutputSink | None = None,
         attached: bool = False,
     ) -> None:
         self.handle = handle
@@ -75,6 +71,10 @@ class RunningOperation:
         self._on_end = on_end
         self._attached = attached
         self._outlets: tuple[Outlet, Outlet] = (Outlet(offsets[0]), Outlet(offsets[1]))
+        self._result: ResultFlow | None = None
+        if result is not None:
+            send = functools.partial(self._send, channel=streams.RESULT)
+            self._result = ResultFlow(result, send, self._fail, spawn)
         self._granting = False
         self._over = False  # the agent will say no more of it
         self._pid: int | None = None
@@ -180,6 +180,28 @@ class RunningOperation:
 
     # --- what the client tells ---------------------------------------------------------------------
 
+    def take(self, message: guest.Message, channel: int) -> None:
+        """Takes what the agent says of it, output excepted; raises ProtocolError."""
+        if isinstance(message, guest.Started):
+            self.take_started(message.pid)
+        elif isinstance(message, guest.Done):
+            self.take_done(message)
+        elif isinstance(message, guest.Credit):
+            self.take_credit(message.offset)
+        elif isinstance(message, guest.Error):
+            self.take_error(channel, message)
+        elif isinstance(message, guest.Data | guest.Eof):
+            self.take_flow(message, channel)
+
+    def take_flow(self, message: guest.Data | guest.Eof, channel: int) -> None:
+        """The end of output, or anything of a result; raises ProtocolError."""
+        if channel == streams.RESULT:
+            if self._result is None:
+                raise ProtocolError("a result that was not asked for")
+            self._result.take(message)
+        elif isinstance(message, guest.Eof):
+            self.take_eof(channel, message.total)
+
     def take_data(self, channel: int, payload: bytes) -> None:
         """Output came; raises ProtocolError."""
         offset = data_offset(payload)
@@ -200,10 +222,7 @@ class RunningOperation:
 
     def take_eof(self, channel: int, total: int) -> None:
         """A stream ended; raises ProtocolError."""
-        outlet = self._outlets[channel - streams.STDOUT]
-        if outlet.ended or total != outlet.received:
-            raise ProtocolError(f"end of output at {total} after {outlet.received} bytes")
-        outlet.ended = True
+        self._outlets[channel - streams.STDOUT].end(total)
 
     def take_started(self, pid: int) -> None:
         """exec was reached; raises ProtocolError."""
@@ -220,6 +239,9 @@ class RunningOperation:
                 f"DONE with {done.stdout_total} and {done.stderr_total} bytes of output"
                 f" after {out.received} and {err.received}"
             )
+        result = 0 if self._result is None else self._result.received
+        if (done.result_total or 0) != result:
+            raise ProtocolError(f"DONE with a result of {done.result_total} bytes after {result}")
         if done.pid is not None and done.pid != self._pid:
             if self._pid is not None:
                 raise ProtocolError(f"DONE of pid {done.pid}, STARTED with {self._pid}")
@@ -227,7 +249,7 @@ class RunningOperation:
         if self._sink is None:
             self._send_late(guest.Ack())
         else:
-            self._outcome = outcome_of(done, done.stdout_total, done.stderr_total)
+            self._outcome = outcome_of_done(done)
         self._finish()
 
     def take_credit(self, offset: int) -> None:
@@ -243,7 +265,7 @@ class RunningOperation:
             if self.inlet is not None:
                 self.inlet.close()
         elif channel == streams.CONTROL and error.errno not in (_ESRCH, _EBUSY):
-            self._error = self._error or _refusal(error, self.handle)
+            self._error = self._error or refusal_of(error, self.handle)
             self._finish()
 
     def lose(self, error: SkerryError) -> None:
@@ -252,6 +274,8 @@ class RunningOperation:
             self._error = error
         if self.inlet is not None:
             self.inlet.lose(error)
+        if self._result is not None:
+            self._result.close()
         self._over = True
         self._wake()
 
@@ -321,11 +345,15 @@ class RunningOperation:
         self.cancel_inside()
         if self.inlet is not None:
             self.inlet.close()
+        if self._result is not None:
+            self._result.discard()
         self._grant_all()
         self._wake()
 
     def _finish(self) -> None:
         self._over = True
+        if self._result is not None:
+            self._result.close()
         self._on_end(self.handle)
         if self.inlet is not None:
             self.inlet.close()
@@ -352,42 +380,3 @@ class RunningOperation:
         elif self._error is not None:
             future.set_exception(same_error(self._error))
             future.exception()  # nobody has to ask
-
-
-def outcome_of(
-    end: End, stdout_total: int, stderr_total: int, *, reset: bool = False, dropped: int = 0
-) -> Outcome:
-    """Returns what an end that the agent told means."""
-    return Outcome(
-        exit_code=end.exit_code,
-        signal=end.signal,
-        error_step=end.error_step,
-        errno=end.errno,
-        timed_out=end.timed_out,
-        no_output=end.no_output,
-        cancelled=end.cancelled,
-        oom=end.oom,
-        reset=reset,
-        start_ns=end.start_ns,
-        end_ns=end.end_ns,
-        cpu_us=end.cpu_us,
-        stdout_total=stdout_total,
-        stderr_total=stderr_total,
-        dropped=dropped,
-    )
-
-
-def _refusal(error: guest.Error, handle: int) -> SkerryError:
-    """Returns whose fault an ERROR of the agent is."""
-    fields = {"errno": error.errno, "step": error.step}
-    if error.errno == _EEXIST:
-        return Conflict("the operation was started before", **fields)
-    if error.errno == _EAGAIN:
-        return Overloaded("too many operations in one sandbox", limit="operations", **fields)
-    if error.errno == _ENOENT:
-        return NotFound(f"the guest agent knows no operation with handle {handle}", **fields)
-    if error.errno == _EPROTO:
-        return Bug(f"the guest agent refused a frame at {error.step!r}", **fields)
-    return SandboxFailed(
-        f"the guest agent refused the operation at {error.step!r}: errno {error.errno}", **fields
-    )

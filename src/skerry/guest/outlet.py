@@ -28,6 +28,12 @@ class Outlet:
         self.received = end
         return end
 
+    def end(self, total: int) -> None:
+        """Takes the stream's end; raises ProtocolError for one elsewhere, or a second."""
+        if self.ended or total != self.received:
+            raise ProtocolError(f"end of output at {total} after {self.received} bytes")
+        self.ended = True
+
     def grant(self, offset: int) -> bool:
         """Moves the window; True if a CREDIT must be sent."""
         offset = min(offset, self.received)

@@ -13,7 +13,8 @@ from typing import Any, Final
 from skerry.errors import Bug, Conflict, NotFound, OutcomeUnknown, SkerryError
 from skerry.guest.api import Outcome, OutputSink, Stream
 from skerry.guest.channel import Channel, same_error
-from skerry.guest.operation import RunningOperation, outcome_of
+from skerry.guest.operation import RunningOperation
+from skerry.guest.outcomes import outcome_of
 from skerry.guest.outlet import Outlet
 from skerry.guest.output import MemorySink
 from skerry.wire import guest, streams
@@ -272,9 +273,10 @@ class RunningSession(RunningOperation):
             self.take_started(message.pid)
         elif isinstance(message, guest.Done):
             self.take_done(message)
-        elif isinstance(message, guest.Eof):
-            self._hear(channel, message.total)
-            self.take_eof(channel, message.total)
+        elif isinstance(message, guest.Data | guest.Eof):
+            if isinstance(message, guest.Eof):
+                self._hear(channel, message.total)
+            self.take_flow(message, channel)
         elif isinstance(message, guest.Error):
             if message.step == "exec" and command is not None:
                 command.take_refusal(message)

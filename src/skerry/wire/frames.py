@@ -50,11 +50,14 @@ class GuestFrame(IntEnum):
     DATA = 0x10
     EOF = 0x11
     CONNECT = 0x12
+    CELL = 0x13
     WELCOME = 0x81
     PONG = 0x82
     STARTED = 0x83
     DONE = 0x84
     RAN = 0x85
+    CELL_IS = 0x86
+    ZYGOTE_IS = 0x87
     OPENED = 0x8A
     ERROR = 0x8F
 
@@ -134,6 +137,20 @@ class Tag(IntEnum):
     SCRIPT = 45
     HELD = 46
     MERGE = 47
+    CELL = 48
+    CPU_MS = 49
+    RLIMITS = 50
+    FSIZE = 51
+    NOFILE = 52
+    STACK = 53
+    CORE = 54
+    RESULT = 55
+    ACTION = 56
+    DISK = 57
+    INODES = 58
+    CPU_LIMIT = 59
+    DISK_USED = 60
+    RESULT_TOTAL = 61
     CFG_TASKS = 64
     CFG_OOM = 65
     CFG_PEER_UID = 66
@@ -142,6 +159,8 @@ class Tag(IntEnum):
     CFG_EXEC_DEADLINE_MS = 69
     CFG_MAX_OPS = 70
     CFG_KEY = 71
+    CFG_PROFILE = 72
+    CFG_CELLS = 73
     INSTANCE = 100
     LAYER = 101
     SLOT = 102
@@ -173,6 +192,7 @@ class Tag(IntEnum):
     BYTES = 128
     READONLY = 129
     HIDDEN = 130
+    PROFILE = 131
     NODE = 132
 
 

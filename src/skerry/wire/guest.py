@@ -33,6 +33,8 @@ from skerry.wire.frames import (
     encode_data,
     encode_frame,
 )
+from skerry.wire.guest_cells import CELLS_MAX, Cell, CellIs, ZygoteIs
+from skerry.wire.guest_forwards import Connect, Listen, Opened, Reset, Unlisten
 from skerry.wire.guest_sessions import End, Exec, Ran
 from skerry.wire.streams import HANDLE_MAX, may_come
 
@@ -44,6 +46,7 @@ PID_MAX: Final = (1 << 31) - 1
 PTY_MAX: Final = 65_535
 ERRNO_MAX: Final = 4095
 STEP_BYTES_MAX: Final = 256
+CALL_KIND: Final = 3  # of a START that the zygote serves
 
 
 class Hello(Message, frozen=True):
@@ -129,7 +132,7 @@ class Start(Message, frozen=True, kw_only=True):
     CODE = GuestFrame.START
     PARTS = (
         raw("op_id", Tag.OP_ID, 16),
-        number("kind", Tag.KIND, 0, 2),
+        number("kind", Tag.KIND, 0, 4),
         several("argv", Tag.ARG, Kind.WORDS),
         several("env", Tag.ENV, Kind.WORDS),
         word("cwd", Tag.CWD, optional=True),
@@ -141,10 +144,14 @@ class Start(Message, frozen=True, kw_only=True):
         flag("merge", Tag.MERGE, optional=True),
         number("rows", Tag.PTY_ROWS, 0, PTY_MAX, optional=True),
         number("cols", Tag.PTY_COLS, 0, PTY_MAX, optional=True),
+        number("cell", Tag.CELL, 0, CELLS_MAX - 1, optional=True),
+        number("cpu_ms", Tag.CPU_MS, optional=True),
+        raw("rlimits", Tag.RLIMITS, optional=True),
+        flag("result", Tag.RESULT, optional=True),
     )
     op_id: bytes
     kind: int = 0
-    argv: tuple[bytes, ...]
+    argv: tuple[bytes, ...] = ()
     env: tuple[bytes, ...] = ()
     cwd: bytes | None = None
     user: bytes | None = None
@@ -155,10 +162,15 @@ class Start(Message, frozen=True, kw_only=True):
     merge: bool | None = None  # stderr goes where stdout goes
     rows: int | None = None  # both or none: a terminal
     cols: int | None = None
+    cell: int | None = None
+    cpu_ms: int | None = None
+    rlimits: bytes | None = None  # the payload of `guest_cells.Rlimits`
+    result: bool | None = None  # channel 1 carries what comes out of descriptor 4, too
 
     def check(self) -> None:
-        """Raises ProtocolError without a program, or with half a terminal."""
-        if not self.argv or (self.rows is None) != (self.cols is None):
+        """Raises ProtocolError without a program (a call needs none), or with half a terminal."""
+        program = self.argv or self.kind == CALL_KIND
+        if not program or (self.rows is None) != (self.cols is None):
             raise ProtocolError("START without ARG, or with half a terminal")
 
 
@@ -300,56 +312,22 @@ class Done(End, frozen=True, kw_only=True):
         number("stdout_total", Tag.STDOUT_TOTAL, optional=True),
         number("stderr_total", Tag.STDERR_TOTAL, optional=True),
         number("pid", Tag.PID, 1, PID_MAX, optional=True),
+        flag("cpu_limit", Tag.CPU_LIMIT, optional=True),
+        number("disk_used", Tag.DISK_USED, optional=True),
+        number("result_total", Tag.RESULT_TOTAL, optional=True),
     )
     stdout_total: int = 0
     stderr_total: int = 0
     pid: int | None = None  # what STARTED would have said, or has said
+    cpu_limit: bool | None = None  # CPU_MS ended it
+    disk_used: int | None = None  # bytes in the tmpfs of its cell
+    result_total: int | None = None  # bytes that came out of descriptor 4; None: as 0
 
     def check(self) -> None:
         """Raises ProtocolError also if it both ran and did not."""
         super().check()
         if self.pid is not None and self.error_step is not None:
             raise ProtocolError("DONE with both PID and ERROR_STEP")
-
-
-class Listen(Message, frozen=True):
-    """Listens on a port of both loopback addresses inside."""
-
-    CODE = GuestFrame.LISTEN
-    PARTS = (number("port", Tag.PORT, 1, 65_535),)
-    port: int
-
-
-class Unlisten(Message, frozen=True):
-    """Ends a listener."""
-
-    CODE = GuestFrame.UNLISTEN
-
-
-class Connect(Message, frozen=True):
-    """Asks for a connection to a port inside: 127.0.0.1, then ::1; OPENED or ERROR answers."""
-
-    CODE = GuestFrame.CONNECT
-    PARTS = (number("port", Tag.PORT, 1, 65_535),)
-    port: int
-
-
-class Opened(Message, frozen=True):
-    """A connection was accepted by the listener with this handle, or made as the host asked (None)."""
-
-    CODE = GuestFrame.OPENED
-    PARTS = (
-        number("handle", Tag.HANDLE, 1, HANDLE_MAX, optional=True),
-        number("port", Tag.PORT, 1, 65_535),
-    )
-    handle: int | None = None
-    port: int = 0
-
-
-class Reset(Message, frozen=True):
-    """Aborts a forwarded connection."""
-
-    CODE = GuestFrame.RESET
 
 
 class Error(Message, frozen=True):
@@ -366,8 +344,8 @@ class Error(Message, frozen=True):
 
 _BOTH: Final = (Data, Eof, Credit, Reset)
 _COMMANDS: Final = (Start, More, Signal, Cancel, Attach, Ack, Resize, Exec)
-_HOST: Final = (Hello, Ping, Hold, *_COMMANDS, Listen, Unlisten, Connect)
-_AGENT: Final = (Welcome, Pong, Started, Done, Ran, Opened, Error)
+_HOST: Final = (Hello, Ping, Hold, Cell, *_COMMANDS, Listen, Unlisten, Connect)
+_AGENT: Final = (Welcome, Pong, CellIs, ZygoteIs, Started, Done, Ran, Opened, Error)
 _FROM_HOST: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_HOST, *_BOTH)}
 _FROM_AGENT: Final[dict[int, type[Message]]] = {cls.CODE: cls for cls in (*_AGENT, *_BOTH)}
 

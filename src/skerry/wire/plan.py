@@ -13,16 +13,19 @@ from skerry.errors import InvalidRequest
 from skerry.wire.fields import Body, Kind, Part, flag, number, several, text
 from skerry.wire.fields import raw as raw_part
 from skerry.wire.frames import LauncherFrame, Tag, encode_frame
+from skerry.wire.guest_cells import CELLS_MAX
 from skerry.wire.replies import PID_MAX
 
 UID_MAX: Final = (1 << 32) - 2
 NUMBER64_MAX: Final = (1 << 64) - 1
 
+FUNCTION: Final = 1  # PROFILE: of a container with cells; absent or 0: of a sandbox
 _BYTES_MAX: Final = (1 << 63) - 1
 MEMORY_WORK_S: Final = 7.5  # Reclaim and Prefetch answer a little later at the latest
 
 _INSTANCE: Final = text("instance", Tag.INSTANCE)
 _SLOT: Final = number("slot", Tag.SLOT, 0, NUMBER64_MAX)
+_PROFILE: Final = number("profile", Tag.PROFILE, 0, 1, optional=True)
 _STEPS: Final = several("step", Tag.STEP, Kind.TEXTS)
 
 
@@ -92,6 +95,7 @@ class SlotMake(Request, frozen=True, kw_only=True):
         _STEPS,
         text("agent_group", Tag.AGENT_GROUP, optional=True),
         several("tasks", Tag.TASKS, Kind.TEXTS),
+        _PROFILE,
     )
     slot: int
     uid_base: int
@@ -99,6 +103,7 @@ class SlotMake(Request, frozen=True, kw_only=True):
     step: tuple[str, ...] = ()
     agent_group: str | None = None
     tasks: tuple[str, ...] = ()
+    profile: int | None = None
 
 
 class SlotDrop(Request, frozen=True, kw_only=True):
@@ -134,6 +139,7 @@ class StartPlan(Request, frozen=True, kw_only=True):
         several("readonly", Tag.READONLY, Kind.TEXTS),
         several("hidden", Tag.HIDDEN, Kind.TEXTS),
         several("node", Tag.NODE, Kind.TEXTS),
+        _PROFILE,
     )
     instance: str
     slot: int
@@ -144,7 +150,7 @@ class StartPlan(Request, frozen=True, kw_only=True):
     step: tuple[str, ...] = ()  # done before the clone
     agent_group: str  # cgroup2 directory for the clone
     work_group: str | None = None  # cgroup2 directory handed as descriptor 6
-    tasks: tuple[str, ...] = ()  # v1 `tasks` files
+    tasks: tuple[str, ...] = ()  # v1 `tasks` files; then those of each cell
     oom_file: str | None = None
     oom_kind: int = 0  # 0 none, 1 v1 memory.oom_control, 2 v2 memory.events
     socket: str
@@ -154,6 +160,7 @@ class StartPlan(Request, frozen=True, kw_only=True):
     readonly: tuple[str, ...] = ()  # inside
     hidden: tuple[str, ...] = ()  # likewise
     node: tuple[str, ...] = ()  # "NAME MAJOR:MINOR": character devices below /dev
+    profile: int | None = None
 
 
 class Stop(Request, frozen=True, kw_only=True):
@@ -272,6 +279,8 @@ class AgentConfig(Body, frozen=True, kw_only=True):
         number("exec_deadline_ms", Tag.CFG_EXEC_DEADLINE_MS),
         number("max_ops", Tag.CFG_MAX_OPS),
         number("best_effort", Tag.CFG_BEST_EFFORT, 0, 1, optional=True),
+        number("profile", Tag.CFG_PROFILE, 0, 1, optional=True),
+        number("cells", Tag.CFG_CELLS, 0, CELLS_MAX, optional=True),
     )
     tasks: int | None = None
     oom: int | None = None
@@ -281,3 +290,5 @@ class AgentConfig(Body, frozen=True, kw_only=True):
     exec_deadline_ms: int = 10_000
     max_ops: int = 512
     best_effort: int | None = None  # 1: commands are scheduled as SCHED_IDLE
+    profile: int | None = None
+    cells: int | None = None

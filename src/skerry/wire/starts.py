@@ -22,6 +22,11 @@ def takes_merge(version: str) -> bool:
     return _minor(version) >= 3
 
 
+def takes_cells(version: str) -> bool:
+    """Returns whether an agent of that version knows cells, calls and what belongs to them (0.4)."""
+    return _minor(version) >= 4
+
+
 def _minor(version: str) -> int:
     minor = version.split(".")[1:2]
     return int(minor[0]) if minor and minor[0].isdecimal() else 0

@@ -10,10 +10,20 @@ HANDLE_MAX: Final = (1 << 29) - 1
 FORWARD: Final = 1 << 31  # set in the stream ids of forwarded connections
 HOST_CONN: Final = 1 << 28  # set in the number of a forwarded connection that the host asked for
 CONTROL, STDIN, STDOUT, STDERR = 0, 1, 2, 3  # channels of an operation
+RESULT: Final = 1  # the other direction of STDIN's: what comes out of descriptor 4
 INWARD, OUTWARD = 1, 2  # channels of a forwarded connection
 
 _CONNECTION: Final = frozenset(
-    {GuestFrame.HELLO, GuestFrame.WELCOME, GuestFrame.PING, GuestFrame.PONG, GuestFrame.HOLD}
+    {
+        GuestFrame.HELLO,
+        GuestFrame.WELCOME,
+        GuestFrame.PING,
+        GuestFrame.PONG,
+        GuestFrame.HOLD,
+        GuestFrame.CELL,
+        GuestFrame.CELL_IS,
+        GuestFrame.ZYGOTE_IS,
+    }
 )
 _CONTENT: Final = frozenset({GuestFrame.DATA, GuestFrame.EOF})
 # Plain numbers: a member of an enum is dear to look up, and this is done for every frame.
@@ -60,5 +70,5 @@ def may_come(type_: int, stream: int, *, outward: bool) -> bool:
             return False
         if outward != (type_ in _CONTENT):  # it is about what flows inwards
             return channel == STDIN
-        return channel == OUTWARD or (channel == STDERR and not forward)
+        return channel == OUTWARD or (channel != CONTROL and not forward)
     return not forward and number != 0 and channel == CONTROL

@@ -103,14 +103,14 @@ async def test_output_after_done_is_a_violation(connect):
 
 FRAME = st.builds(
     Frame,
-    st.sampled_from([0x04, 0x0C, 0x10, 0x11, 0x81, 0x82, 0x83, 0x84, 0x8A, 0x8F, 0x00]),
+    st.sampled_from([0x04, 0x0C, 0x10, 0x11, 0x81, 0x82, 0x83, 0x84, 0x86, 0x87, 0x8A, 0x8F, 0x00]),
     st.just(7),
     st.sampled_from([0, 1, 2, 4, 5, 6, 7, 8, 0x80000004, 0x80000005, 0x80000006]),
     st.binary(max_size=12)
     | st.builds(lambda n, d: n.to_bytes(8, "little") + d, st.integers(0, 9), st.binary(max_size=9))
     | st.builds(
         lambda tag, n: bytes([tag, 8, 0, 0, 0]) + n.to_bytes(8, "little"),
-        st.sampled_from([5, 20, 21, 22, 23, 24, 32, 33]),
+        st.sampled_from([5, 7, 20, 21, 22, 23, 24, 32, 33, 48, 61]),
         st.integers(0, 300),
     ),
 )
@@ -126,6 +126,7 @@ def test_any_frames_end_the_channel_cleanly_or_are_taken(frames):
         channel.connection_made(DeadTransport())
         client._take_first(welcome_frame())
         running = client.start(operation(stdin=True), ListSink())
+        client.cells.renew(1, disk_bytes=1, inodes=1)
         client._tasks.spawn(listen(client))
         await asyncio.sleep(0)
         stream = b"".join(guest.encode_frame(*frame[:3], frame.payload) for frame in frames)

@@ -10,6 +10,7 @@ from skerry.errors import InvalidRequest
 from skerry.wire import guest, streams
 from skerry.wire.fields import FieldBuilder
 from skerry.wire.frames import Frame, FrameDecoder, GuestFrame, ProtocolError, Tag, decode_frame
+from skerry.wire.guest_cells import CELLS_MAX, Cell, CellIs, Rlimits, ZygoteIs
 from skerry.wire.starts import START_MORE_MAX, encode_start
 from skerry.wire.streams import place_of
 
@@ -22,10 +23,12 @@ STEP = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)
 SIZE = st.integers(0, guest.PTY_MAX)
 CONTROL_STREAM = 9 << 2
 
+MAYBE = st.none() | NUMBER
+RLIMITS = st.builds(Rlimits, fsize=MAYBE, nofile=MAYBE, stack=MAYBE, core=MAYBE)
 STARTS = st.builds(
     guest.Start,
     op_id=OP_ID,
-    kind=st.integers(0, 1),
+    kind=st.integers(0, 4),
     argv=st.lists(WORD, min_size=1, max_size=4).map(tuple),
     env=st.lists(WORD, max_size=4).map(tuple),
     cwd=st.none() | WORD,
@@ -34,7 +37,12 @@ STARTS = st.builds(
     no_output_ms=st.none() | NUMBER,
     script=st.none() | st.binary(max_size=20),
     stdin=st.booleans(),
+    cell=st.none() | st.integers(0, CELLS_MAX - 1),
+    cpu_ms=st.none() | NUMBER,
+    rlimits=st.none() | RLIMITS.map(Rlimits.payload),
+    result=st.none() | st.booleans(),
 )
+CELL = st.integers(0, CELLS_MAX - 1)
 FROM_HOST = st.one_of(
     st.tuples(st.builds(guest.Hello, OP_ID), st.just(0)),
     st.tuples(st.builds(guest.Ping, st.binary(max_size=64)), st.just(0)),
@@ -43,7 +51,10 @@ FROM_HOST = st.one_of(
     st.tuples(st.builds(guest.Resize, SIZE, SIZE), st.just(CONTROL_STREAM)),
     st.tuples(st.builds(guest.Attach, NUMBER, NUMBER), st.just(CONTROL_STREAM)),
     st.tuples(st.builds(guest.Listen, PORT), st.just(CONTROL_STREAM)),
-    st.tuples(st.builds(guest.Credit, NUMBER), st.sampled_from([4 | 2, 4 | 3, 0x80000006])),
+    st.tuples(st.builds(guest.Credit, NUMBER), st.sampled_from([4 | 1, 4 | 2, 4 | 3, 0x80000006])),
+    st.tuples(
+        st.builds(Cell, cell=CELL, action=st.integers(1, 2), disk=MAYBE, inodes=MAYBE), st.just(0)
+    ),
     st.tuples(st.builds(guest.Eof, NUMBER), st.sampled_from([4 | 1, 0x80000005])),
     st.tuples(st.just(guest.Cancel()), st.just(CONTROL_STREAM)),
     st.tuples(st.builds(guest.More, st.binary(min_size=1, max_size=50)), st.just(CONTROL_STREAM)),
@@ -60,6 +71,9 @@ DONES = st.builds(
     oom=st.booleans(),
     start_ns=NUMBER,
     stdout_total=NUMBER,
+    cpu_limit=st.none() | st.booleans(),
+    disk_used=MAYBE,
+    result_total=MAYBE,
 )
 DATA = st.builds(guest.Data, st.integers(0, 1 << 62), st.binary(max_size=50))
 FROM_AGENT = st.one_of(
@@ -69,8 +83,18 @@ FROM_AGENT = st.one_of(
     st.tuples(st.builds(guest.Opened, HANDLE, PORT), st.just(0x80000004)),
     st.tuples(st.builds(guest.Opened, st.none(), PORT), st.just(0xC0000004)),
     st.tuples(st.builds(guest.Error, st.integers(0, 4095), STEP), NUMBER.map(lambda n: n % 2**32)),
-    st.tuples(DATA, st.sampled_from([4 | 2, 4 | 3, 0x80000006])),
+    st.tuples(DATA, st.sampled_from([4 | 1, 4 | 2, 4 | 3, 0x80000006])),
     st.tuples(st.builds(guest.Credit, NUMBER), st.sampled_from([4 | 1, 0x80000005])),
+    st.tuples(st.builds(CellIs, cell=CELL, state=st.integers(1, 2)), st.just(0)),
+    st.tuples(
+        st.builds(CellIs, cell=CELL, state=st.just(3), error_step=STEP, errno=st.integers(0, 4095)),
+        st.just(0),
+    ),
+    st.tuples(st.builds(ZygoteIs, state=st.just(1)), st.just(0)),
+    st.tuples(
+        st.builds(ZygoteIs, state=st.just(3), error_step=STEP, errno=st.integers(0, 4095)),
+        st.just(0),
+    ),
 )
 
 
@@ -116,13 +140,15 @@ WRONG_PLACES = [
     (guest.Done(exit_code=0), 4 | 1),
     (guest.Done(exit_code=0), 0x80000004),
     (guest.Data(0, b""), 4),
-    (guest.Data(0, b""), 4 | 1),
     (guest.Data(0, b""), 2),
     (guest.Data(0, b""), 0x80000005),
     (guest.Data(0, b""), 0x80000007),
-    (guest.Eof(0), 4 | 1),
+    (guest.Eof(0), 0x80000005),
     (guest.Credit(0), 4 | 2),
     (guest.Credit(0), 0x80000006),
+    (CellIs(cell=1, state=1), 4),
+    (CellIs(cell=1, state=1), 0x80000004),
+    (ZygoteIs(state=1), 4),
     (guest.Opened(1, 1), 4),
     (guest.Reset(), 4),
     (guest.Reset(), 0x80000006),
@@ -141,7 +167,10 @@ def test_connect_on_a_stream_that_is_not_the_hosts_is_refused(stream):
         guest.from_host(decode_frame(guest.encode(guest.Connect(1), 1, stream)))
 
 
-@pytest.mark.parametrize("message", [guest.Cancel(), guest.Ping(b"1"), guest.Ack()])
+CELL_ASKED = Cell(cell=1, action=1)
+
+
+@pytest.mark.parametrize("message", [guest.Cancel(), guest.Ping(b"1"), guest.Ack(), CELL_ASKED])
 def test_message_in_the_wrong_direction_is_refused(message):
     with pytest.raises(ProtocolError, match="of type"):
         guest.from_agent(decode_frame(guest.encode(message, 1, 4)))
@@ -167,6 +196,19 @@ BAD_PAYLOADS = [
     (GuestFrame.OPENED, 0x80000004, number(Tag.HANDLE, 1) + number(Tag.PORT, 0)),
     (GuestFrame.OPENED, 0x80000004, number(Tag.HANDLE, 1 << 29) + number(Tag.PORT, 1)),
     (GuestFrame.ERROR, 4, number(Tag.ERRNO, 4096)),
+    (GuestFrame.DONE, 4, number(Tag.EXIT_CODE, 0) + number(Tag.CPU_LIMIT, 2)),
+    (GuestFrame.DONE, 4, number(Tag.EXIT_CODE, 0) + number(Tag.RESULT_TOTAL, 1 << 63)),
+    (GuestFrame.CELL_IS, 0, number(Tag.CELL, 1)),
+    (GuestFrame.CELL_IS, 0, number(Tag.STATE, 1)),
+    (GuestFrame.CELL_IS, 0, number(Tag.CELL, CELLS_MAX) + number(Tag.STATE, 1)),
+    (GuestFrame.CELL_IS, 0, number(Tag.CELL, 1) + number(Tag.STATE, 0)),
+    (GuestFrame.CELL_IS, 0, number(Tag.CELL, 1) + number(Tag.STATE, 4)),
+    (GuestFrame.CELL_IS, 0, number(Tag.CELL, 1) + number(Tag.STATE, 3)),
+    (GuestFrame.CELL_IS, 0, number(Tag.CELL, 1) + number(Tag.STATE, 1) + number(Tag.ERRNO, 2)),
+    (GuestFrame.CELL_IS, 0, number(Tag.CELL, 1) * 2 + number(Tag.STATE, 1)),
+    (GuestFrame.ZYGOTE_IS, 0, b""),
+    (GuestFrame.ZYGOTE_IS, 0, number(Tag.STATE, 2)),
+    (GuestFrame.ZYGOTE_IS, 0, number(Tag.STATE, 3)),
     (GuestFrame.DATA, 6, ((1 << 63) - 1).to_bytes(8, "little")),
     (GuestFrame.EOF, 6, b"x"),
     (GuestFrame.RESET, 0x80000004, b"x"),
@@ -194,7 +236,14 @@ def test_welcome_lists_operations_once_each():
         twice.operations()
 
 
-@pytest.mark.parametrize("fields", [{"argv": ()}, {"argv": (b"a",), "rows": 1}])
+def test_call_needs_no_program():
+    call = guest.Start(op_id=bytes(16), kind=guest.CALL_KIND, script=b"{}")
+    assert guest.from_host(decode_frame(guest.encode(call, 1, 4))) == call
+
+
+@pytest.mark.parametrize(
+    "fields", [{"argv": ()}, {"argv": (), "kind": 4}, {"argv": (b"a",), "rows": 1}]
+)
 def test_start_that_is_half_is_refused(fields):
     start = guest.Start(op_id=bytes(16), **fields)
     with pytest.raises(ProtocolError, match="START"):

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from skerry.errors import InvalidRequest
 from skerry.wire import plan, replies
@@ -35,8 +36,10 @@ REQUESTS = [
     plan.LayerUnmount("l"),
     plan.UpperOpen(upper="btrfs", path="/pool"),
     plan.SlotMake(slot=(1 << 64) - 1, uid_base=100000, owner_uid=99999, step=("rmdir /a",)),
+    plan.SlotMake(slot=1, uid_base=1, owner_uid=2, tasks=("/t",), profile=plan.FUNCTION),
     plan.SlotDrop(slot=1),
     START,
+    structs.replace(START, tasks=("/t", "/t/cell-0"), profile=plan.FUNCTION),
     plan.Stop(instance="i1", read=("/a", "/b"), keep_upper=True),
     plan.Adopt(instance="i1", slot=1, pid=77, agent_group="/a", work_group="/w", socket="/s"),
     plan.Freeze("i1"),
@@ -55,6 +58,13 @@ def test_request_is_one_packet_and_is_read_again(request_):
     frame = decode_frame(request_.encode(7))
     assert (frame.type, frame.generation, frame.stream) == (request_.CODE, 0, 7)
     assert type(request_).parse(frame.payload) == request_
+
+
+def test_configuration_of_a_container_with_cells_is_read_again():
+    config = plan.AgentConfig(peer_uid=0, nofile=64, profile=plan.FUNCTION, cells=32)
+    assert plan.AgentConfig.parse(config.payload()) == config
+    with pytest.raises(ProtocolError, match="CFG_CELLS"):
+        plan.AgentConfig.parse(structs.replace(config, cells=33).payload())
 
 
 def test_every_request_of_the_page_has_a_type():
