@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from skerry.errors import Conflict, InvalidRequest, Overloaded, SkerryError, Unavailable
 from skerry.guest.api import Kind, Operation, OutputSink
@@ -34,14 +34,19 @@ class _Asked(NamedTuple):
     answer: asyncio.Future[None]
 
 
+class Start(Protocol):
+    """`GuestClient.start`."""
+
+    def __call__(
+        self, operation: Operation, sink: OutputSink, *, result: OutputSink | None = None
+    ) -> RunningOperation:
+        """Sends START."""
+
+
 class Cells:
     """Those of one connection. Answers about one cell come in the order of what was asked."""
 
-    def __init__(
-        self,
-        say: Callable[[guest.Message], None],
-        start: Callable[[Operation, OutputSink], RunningOperation],
-    ) -> None:
+    def __init__(self, say: Callable[[guest.Message], None], start: Start) -> None:
         self._say = say
         self._start = start
         self._asked: dict[int, deque[_Asked]] = {}
@@ -63,14 +68,16 @@ class Cells:
         """Asks for the end of all that is in a cell, files too; done when it is. Raises as `renew`."""
         return self._ask(Cell(cell=cell, action=CellAction.DROP), cell)
 
-    def start_zygote(self, operation: Operation, sink: OutputSink) -> Zygote:
+    def start_zygote(
+        self, operation: Operation, sink: OutputSink, *, result: OutputSink | None = None
+    ) -> Zygote:
         """Starts the zygote, of which there is one; raises as `GuestClient.start`, and Conflict."""
         if operation.kind is not Kind.ZYGOTE:
             raise InvalidRequest(f"an operation of kind {operation.kind.name} is no zygote")
         if self._zygote is not None and not self._zygote.running.ended:
             raise Conflict("the container has a zygote")
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        zygote = self._zygote = Zygote(self._start(operation, sink), ready)
+        zygote = self._zygote = Zygote(self._start(operation, sink, result=result), ready)
         zygote.running.on_ended(lambda: _fail(ready, Unavailable("the zygote has ended")))
         return zygote
 

@@ -114,17 +114,21 @@ async def test_zygote_is_ready_when_the_agent_says_so(pair):
     client, agent = pair
     sink = ListSink()
     start = operation(kind=Kind.ZYGOTE, argv=(b"python3", b"-I"), script=b"driver")
-    zygote = client.cells.start_zygote(start, sink)
+    report = MemorySink(KIB)
+    zygote = client.cells.start_zygote(start, sink, result=report)
     asked = await agent.expect(guest.Start, CONTROL)
     assert (asked.kind, asked.argv, asked.script) == (4, (b"python3", b"-I"), b"driver")
+    assert asked.result is True
     with pytest.raises(Conflict):
         client.cells.start_zygote(operation(2, kind=Kind.ZYGOTE), ListSink())
     assert not zygote.ready.done()
     agent.output(1, 0, b"imported")
+    agent.output(1, 0, b"{}", channel=1)
     agent.send(ZygoteIs(state=READY))
     await zygote.ready
+    assert report.output(Stream.STDOUT) == b"{}"
     assert sink.held[Stream.STDOUT] == b"imported"
-    agent.done(1, 8, signal=9, exit_code=None)
+    agent.done(1, 8, signal=9, exit_code=None, result_total=2)
     assert (await zygote.running.wait()).signal == 9
     agent.send(ZygoteIs(state=READY))  # too late: nothing
     await sees_ping(client, agent)
