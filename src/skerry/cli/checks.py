@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from skerry.backends.devices.listed import DevicesConfig
 from skerry.backends.shared import proc
 from skerry.cli.density_checks import cpu_class_check, swap_check
+from skerry.cli.device_checks import devices_check
 from skerry.cli.findings import Check
 from skerry.cli.network_checks import services_check
 from skerry.cli.secrets import cache_home
@@ -27,10 +29,15 @@ MEMORY_WANTED = 1 << 30
 EROFS_WANTED = (1, 8, 0)
 
 
-def host_checks(state_dir: str, run_dir: str, network: NetworkConfig | None = None) -> list[Check]:
+def host_checks(
+    state_dir: str,
+    run_dir: str,
+    network: NetworkConfig | None = None,
+    devices: DevicesConfig | None = None,
+) -> list[Check]:
     """Returns all findings about this machine; starts and changes nothing.
 
-    `network` is what a node's configuration says of it, where one was given.
+    `network` and `devices` are what a node's configuration says of them, where one was given.
     """
     checks: list[Callable[[], Check]] = [
         root_check,
@@ -54,6 +61,7 @@ def host_checks(state_dir: str, run_dir: str, network: NetworkConfig | None = No
         memory_check,
         swap_check,
         lambda: services_check(network),
+        lambda: devices_check(devices),
     ]
     return [check() for check in checks]
 

@@ -43,7 +43,9 @@ def doctor(app: App, /, *, config: str | None) -> int:
         if config is not None:
             node = node_config(app.settings, read_config(config), given={})
         network = None if node is None else node.network
-        checks = host_checks(app.settings.state, app.settings.run, network) + feature_checks()
+        devices = None if node is None else node.devices
+        checks = host_checks(app.settings.state, app.settings.run, network, devices)
+        checks += feature_checks()
         if node is not None:
             checks.append(store_check(node))
         checks += app.wait_for(lambda: node_checks(app))

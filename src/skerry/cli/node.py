@@ -127,6 +127,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     """Returns the checked configuration: defaults, then the file, then what was given as options."""
     import msgspec
 
+    from skerry.backends.devices.listed import DevicesConfig, ListedDevice
     from skerry.density.idle import IdleMarks
     from skerry.density.pressure import Marks
     from skerry.images.lazy.options import LazyOptions
@@ -148,6 +149,10 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     refuse_unknown(lazy, LazyOptions, "lazy.")
     for table in ("fetch", "server", "profile"):
         refuse_unknown(lazy.get(table, {}), type(getattr(LazyOptions(), table)), f"lazy.{table}.")
+    devices = content.get("devices", {})
+    refuse_unknown(devices, DevicesConfig, "devices.")
+    for listed in devices.get("listed", ()):
+        refuse_unknown(listed, ListedDevice, "devices.listed.")
     network = content.get("network", {})
     refuse_unknown(network, NetworkConfig, "network.")
     services = network.get("services", {})

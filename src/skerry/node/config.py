@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from skerry.backends.devices.listed import DevicesConfig
 from skerry.density.idle import IdleMarks
 from skerry.density.pressure import Marks
 from skerry.errors import InvalidRequest
@@ -100,6 +101,7 @@ class NodeConfig:
     trajectory: TrajectoryOptions = field(default_factory=TrajectoryOptions)
     network: NetworkConfig = field(default_factory=NetworkConfig)  # what sandboxes may be allowed
     workers: WorkersConfig = field(default_factory=WorkersConfig)
+    devices: DevicesConfig = field(default_factory=DevicesConfig)  # GPUs for function calls
     embedded: bool = False  # ends with its last owner (decision 21)
     keep_on_exit: bool = True  # instances outlive an orderly end, to be adopted
     # How long a node may be gone before what is not detached ends without it. None: for an embedded
@@ -145,6 +147,7 @@ class NodeConfig:
         if self.store:
             parse_place(self.store)
         self.s3.check()
+        self.devices.check()
         if self.mounts not in ("", "trusted", "verified"):
             raise InvalidRequest(f"mounts: {self.mounts[:40]!r} is neither trusted nor verified")
         if self.mounts == "trusted" and self.store:
