@@ -27,6 +27,7 @@ SOURCES = (
     "rollout_job",
     "jobs",
     "images",
+    "functions",
     "rollout",
     "trajectories",
     "client",
@@ -45,6 +46,7 @@ CLASSES = {
     "AsyncImages": "Images",
     "AsyncTrajectories": "Trajectories",
     "AsyncModelRequest": "ModelRequest",
+    "AsyncFunctions": "Functions",
     "AsyncRollout": "Rollout",
 }
 # In which file a base is.
@@ -56,7 +58,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal, Unpack, cast, overload
 
 from msgspec import UNSET, UnsetType
@@ -67,6 +69,7 @@ from skerry.sdk import command as _command
 from skerry.sdk import commits as _commits
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
+from skerry.sdk import functions as _functions
 from skerry.sdk import images as _images
 from skerry.sdk import rollout_job as _rollout_job
 from skerry.sdk import jobs as _jobs
@@ -77,8 +80,11 @@ from skerry.sdk import session as _session
 from skerry.sdk import stream as _stream
 from skerry.sdk import trajectories as _trajectories
 from skerry.sdk.bases import ImageSources
+from skerry.sdk.call_stream import OnOutput
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
+from skerry.sdk.function_options import CallOptions, InputFiles
+from skerry.sdk.functions import AT_ONCE, CallOutcome, CallProgress
 from skerry.sdk.images import Log
 from skerry.sdk.jobs import OnProgress
 from skerry.sdk.options import SandboxOptions
@@ -88,6 +94,8 @@ from skerry.sdk.repeat.choices import Choice
 from skerry.sdk.running import Command
 from skerry.sdk.transfer import Progress, Transfer
 from skerry.spec.command import RunResult, Terminal
+from skerry.spec.function import CallSpec
+from skerry.spec.function_result import CallResult, PoolInfo
 from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
 from skerry.spec.job import JobInfo
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
@@ -123,7 +131,7 @@ from skerry.wire.workers import WorkerInfo
 '''
 TAIL = '''
 class Client:
-    """Sandboxes and images of one node; close it, or use it as a context manager.
+    """Sandboxes, images and function calls of one node; close it, or use it as a context manager.
 
     The end of the interpreter closes it too.
     """
@@ -142,6 +150,7 @@ class Client:
         self.images = Images(self._portal, inner.images)
         self.trajectories = Trajectories(self._portal, inner.trajectories)
         self.jobs = Jobs(self._portal, inner.jobs)
+        self.functions = Functions(self._portal, inner.functions)
 
     def __repr__(self) -> str:
         return repr(self._inner)

@@ -39,9 +39,13 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from skerry.sdk.bases import ImageSources
+    from skerry.sdk.function_options import CallOptions
     from skerry.sdk.options import SandboxOptions
     from skerry.sdk.sync import Client, Sandbox, connect
     from skerry.spec.command import RunResult, Terminal
+    from skerry.spec.device import DeviceClaim
+    from skerry.spec.function import CallSpec
+    from skerry.spec.function_result import CallFailed, CallResult
     from skerry.spec.sandbox import SandboxInfo, SandboxSpec, State
     from skerry.spec.worker import AnswerUrl, ModelSettings, Scaffold
 
@@ -50,10 +54,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "AnswerUrl": "skerry.spec.worker",
     "Bug": "skerry.errors",
+    "CallFailed": "skerry.spec.function_result",
+    "CallOptions": "skerry.sdk.function_options",
+    "CallResult": "skerry.spec.function_result",
+    "CallSpec": "skerry.spec.function",
     "CallerError": "skerry.errors",
     "Client": "skerry.sdk.sync",
     "Conflict": "skerry.errors",
     "ContentDropped": "skerry.errors",
+    "DeviceClaim": "skerry.spec.device",
     "DiskFull": "skerry.errors",
     "Diverged": "skerry.errors",
     "FileDenied": "skerry.errors",
@@ -88,10 +97,15 @@ _HOMES = {
 __all__ = [
     "AnswerUrl",
     "Bug",
+    "CallFailed",
+    "CallOptions",
+    "CallResult",
+    "CallSpec",
     "CallerError",
     "Client",
     "Conflict",
     "ContentDropped",
+    "DeviceClaim",
     "DiskFull",
     "Diverged",
     "FileDenied",

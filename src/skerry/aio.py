@@ -6,6 +6,8 @@ from skerry.sdk.command import AsyncCommandHandle as CommandHandle
 from skerry.sdk.commits import AsyncCommitHandle as CommitHandle
 from skerry.sdk.files import AsyncFiles as Files
 from skerry.sdk.forward import ReverseForward
+from skerry.sdk.functions import AsyncFunctions as Functions
+from skerry.sdk.functions import CallOutcome
 from skerry.sdk.images import AsyncImages as Images
 from skerry.sdk.jobs import AsyncJob as Job
 from skerry.sdk.jobs import AsyncJobs as Jobs
@@ -16,14 +18,18 @@ from skerry.sdk.session import AsyncSession as Session
 from skerry.sdk.stream import LiveCommand
 from skerry.sdk.trajectories import AsyncTrajectories as Trajectories
 from skerry.spec.command import RunResult, Terminal
+from skerry.spec.function_result import CallResult
 from skerry.spec.job import JobInfo
 from skerry.spec.sandbox import SandboxInfo, State, Usage
 
 __all__ = [
+    "CallOutcome",
+    "CallResult",
     "Client",
     "CommandHandle",
     "CommitHandle",
     "Files",
+    "Functions",
     "Images",
     "Job",
     "JobInfo",

@@ -9,6 +9,7 @@ from typing import Final
 
 from skerry.errors import InvalidRequest, Unavailable
 from skerry.sdk.embedded import RUN_DIR, STATE_DIR, OwnerConnection, find_or_start
+from skerry.sdk.functions import AsyncFunctions
 from skerry.sdk.images import AsyncImages
 from skerry.sdk.jobs import AsyncJobs
 from skerry.sdk.repeat.choices import Choice
@@ -24,7 +25,7 @@ ASK_AGAIN_S: Final = 0.2
 
 
 class AsyncClient:
-    """Sandboxes and images of one node. Use it as an async context manager.
+    """Sandboxes, images and function calls of one node. Use it as an async context manager.
 
     Without `url` (and without SKERRY_URL in the environment) an embedded node is used: found at
     `run_dir`, or started. Then, and where `url` is that of an embedded node, sandboxes that are not
@@ -57,6 +58,7 @@ class AsyncClient:
         self.images: AsyncImages
         self.trajectories: AsyncTrajectories
         self.jobs: AsyncJobs
+        self.functions: AsyncFunctions
 
     async def __aenter__(self) -> AsyncClient:
         if self._url is not None:
@@ -76,6 +78,7 @@ class AsyncClient:
         self.images = AsyncImages(transport, self.sandboxes)
         self.trajectories = AsyncTrajectories(transport)
         self.jobs = AsyncJobs(transport)
+        self.functions = AsyncFunctions(transport)
         return self
 
     async def __aexit__(self, *_: object) -> None:

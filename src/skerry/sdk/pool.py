@@ -11,6 +11,11 @@ from skerry.sdk.unary import Answer, Connection
 IDLE_S = 15.0  # a node lets go of a connection after 75 s; it must not be quicker than we are
 
 
+def not_sent(error: BaseException) -> bool:
+    """Returns whether `Pool.ask` raised it before anything of the request had left."""
+    return getattr(error, "not_sent", False)
+
+
 class Pool:
     """Kept-alive connections, the one last used first; without a limit on how many are in use.
 
@@ -64,7 +69,11 @@ class Pool:
 
     async def _connect(self) -> Connection:
         self._check_open()
-        connection = await self._dialer.dial(lambda: Connection(self._lost))
+        try:
+            connection = await self._dialer.dial(lambda: Connection(self._lost))
+        except OSError as error:
+            error.not_sent = True  # type: ignore[attr-defined]
+            raise
         self._open.add(connection)
         try:
             self._check_open()

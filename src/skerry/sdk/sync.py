@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal, Unpack, cast, overload
 
 from msgspec import UNSET, UnsetType
@@ -15,6 +15,7 @@ from skerry.sdk import command as _command
 from skerry.sdk import commits as _commits
 from skerry.sdk import connect as _connect
 from skerry.sdk import files as _files
+from skerry.sdk import functions as _functions
 from skerry.sdk import images as _images
 from skerry.sdk import rollout_job as _rollout_job
 from skerry.sdk import jobs as _jobs
@@ -25,8 +26,11 @@ from skerry.sdk import session as _session
 from skerry.sdk import stream as _stream
 from skerry.sdk import trajectories as _trajectories
 from skerry.sdk.bases import ImageSources
+from skerry.sdk.call_stream import OnOutput
 from skerry.sdk.connect import Forwarded
 from skerry.sdk.files import Entries
+from skerry.sdk.function_options import CallOptions, InputFiles
+from skerry.sdk.functions import AT_ONCE, CallOutcome, CallProgress
 from skerry.sdk.images import Log
 from skerry.sdk.jobs import OnProgress
 from skerry.sdk.options import SandboxOptions
@@ -36,6 +40,8 @@ from skerry.sdk.repeat.choices import Choice
 from skerry.sdk.running import Command
 from skerry.sdk.transfer import Progress, Transfer
 from skerry.spec.command import RunResult, Terminal
+from skerry.spec.function import CallSpec
+from skerry.spec.function_result import CallResult, PoolInfo
 from skerry.spec.files import Change, FileInfo, TreeUsage, WatchEvent
 from skerry.spec.job import JobInfo
 from skerry.spec.layers import CollectReport, LayerCheck, LayerManifest, RecordsCheck
@@ -1746,6 +1752,116 @@ class Images:
         )
 
 
+class Functions:
+    """Function calls on a node."""
+
+    def __init__(self, portal: Portal, inner: _functions.AsyncFunctions) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def call(
+        self,
+        kind: str | CallSpec,
+        *,
+        stdin: bytes | str | os.PathLike[str] | Iterator[bytes] = b"",
+        files: InputFiles | None = None,
+        fetch_to: str | os.PathLike[str] | None = None,
+        on_output: OnOutput | None = None,
+        **options: Unpack[CallOptions],
+    ) -> CallResult:
+        """Calls a function in a container that is there already, and returns how it ended.
+
+        `kind` is "python", "script", "program" or "compile_run"; `help(skerry.CallOptions)` lists what
+        each takes and the limits. Or it is a CallSpec, without options. `files` are contents (bytes, a
+        text) or local paths by their name in /call, or a local directory whose content is there; `stdin`
+        is content, a local path or an iterator. What is long is streamed. Files that match `fetch` are
+        in the result, or with `fetch_to` beneath a local directory. `on_output` is told ("stdout" or
+        "stderr", a piece) as it comes, and the result holds none then.
+
+        A call that failed, or that a limit ended, is a result; `result.check()` raises for it. Stopping
+        to wait, by Ctrl-C too, ends the call. It has run once or never: one that never started is tried
+        again, for a place it waits `wait` seconds (Overloaded). Raises OutcomeUnknown if the answer was
+        lost and it is not `idempotent`; InvalidRequest, NotFound and ImageBroken of its image.
+        """
+        return self._portal.call(
+            self._inner.call(
+                kind,
+                stdin=to_async(stdin),
+                files=files,
+                fetch_to=fetch_to,
+                on_output=on_output,
+                **options,
+            )
+        )
+
+    def call_many(
+        self,
+        kind: str,
+        calls: Iterable[Mapping[str, Any]],
+        *,
+        at_once: int = AT_ONCE,
+        progress: CallProgress | None = None,
+        **options: Unpack[CallOptions],
+    ) -> list[CallOutcome]:
+        """Makes many calls, `at_once` at a time, and returns their outcomes in the order given.
+
+        Each of `calls` is what is its own, of all that `call` takes; `options` hold for all. A call that
+        could not be answered is an outcome with its error, which its `result` raises; the others go on.
+        `progress` is told how many are done, and of how many. Stopping to wait ends those under way.
+        """
+        return self._portal.call(
+            self._inner.call_many(kind, calls, at_once=at_once, progress=progress, **options)
+        )
+
+    def call_each(
+        self,
+        kind: str,
+        calls: Iterable[Mapping[str, Any]],
+        *,
+        at_once: int = AT_ONCE,
+        **options: Unpack[CallOptions],
+    ) -> Iterator[CallOutcome]:
+        """Makes many calls as `call_many` does, and yields each outcome as it comes.
+
+        `calls` is read as they are begun, so it may be endless. Leaving the loop ends those under way.
+        """
+        return self._portal.iterate(self._inner.call_each(kind, calls, at_once=at_once, **options))
+
+    def prewarm(
+        self,
+        *,
+        image: str = "debian:12",
+        layers: Sequence[str] = (),
+        modules: Sequence[str] = (),
+        python: str = "python3",
+        minimum: int = 1,
+        maximum: int | None = None,
+        keep: float = 600.0,
+        isolation: str = "process",
+    ) -> PoolInfo:
+        """Returns the pool of an environment once it has `minimum` containers ready.
+
+        They are kept for `keep` seconds, whatever the demand is; `maximum` is the most that there will
+        be. Raises Overloaded where there is no room for them, and why a container cannot be made.
+        """
+        return self._portal.call(
+            self._inner.prewarm(
+                image=image,
+                layers=layers,
+                modules=modules,
+                python=python,
+                minimum=minimum,
+                maximum=maximum,
+                keep=keep,
+                isolation=isolation,
+            )
+        )
+
+    def pools(self) -> list[PoolInfo]:
+        """Returns how the pools of the node stand, the one used last first."""
+        return self._portal.call(self._inner.pools())
+
+
 class Rollout:
     """The sandboxes of one rollout. Use it as an context manager; leaving it ends none of them.
 
@@ -1850,7 +1966,7 @@ class Trajectories:
 
 
 class Client:
-    """Sandboxes and images of one node; close it, or use it as a context manager.
+    """Sandboxes, images and function calls of one node; close it, or use it as a context manager.
 
     The end of the interpreter closes it too.
     """
@@ -1869,6 +1985,7 @@ class Client:
         self.images = Images(self._portal, inner.images)
         self.trajectories = Trajectories(self._portal, inner.trajectories)
         self.jobs = Jobs(self._portal, inner.jobs)
+        self.functions = Functions(self._portal, inner.functions)
 
     def __repr__(self) -> str:
         return repr(self._inner)

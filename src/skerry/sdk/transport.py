@@ -21,10 +21,11 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from skerry.errors import Bug, InvalidRequest, SkerryError, Unavailable
+from skerry.errors import Bug, InvalidRequest, OutcomeUnknown, SkerryError, Unavailable
 from skerry.sdk.debts import Debts
 from skerry.sdk.identity import Direct
 from skerry.sdk.links import Links
+from skerry.sdk.pool import not_sent
 from skerry.sdk.unary import WHOLE_BYTES_MAX, BadAnswer
 from skerry.wire.http import MSGPACK, OWNER_HEADER, ErrorBody
 from skerry.wire.pieces import PIECES, PieceReader
@@ -173,14 +174,22 @@ class Transport(Direct):
         """
         data = content if body is None else encode(body)
         raw = await self._exchange(method, path, data, params, repeatable=repeatable)
-        if answer is None:
-            return None
+        return None if answer is None else self._decoded(raw, answer, f"{method} {path}")
+
+    async def call_once(self, path: str, answer: type[T], body: Any) -> T:
+        """Posts what must not be carried out twice, and returns the decoded answer.
+
+        It is asked for again only if it has not left, or if the node says that it did nothing. Raises
+        OutcomeUnknown if the answer was lost.
+        """
+        raw = await self._exchange("POST", path, encode(body), None, repeatable=False, once=True)
+        return self._decoded(raw, answer, f"POST {path}")
+
+    def _decoded(self, raw: bytes, answer: type[T], what: str) -> T:
         try:
             return msgspec.msgpack.decode(raw, type=answer)
         except msgspec.DecodeError as error:
-            raise Bug(
-                f"{self.where} answered {method} {path} with something else: {error}"
-            ) from error
+            raise Bug(f"{self.where} answered {what} with something else: {error}") from error
 
     async def _exchange(
         self,
@@ -190,6 +199,7 @@ class Transport(Direct):
         params: Query,
         *,
         repeatable: bool,
+        once: bool = False,
     ) -> bytes:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + RECONNECT_FOR_S
@@ -207,16 +217,18 @@ class Transport(Direct):
             except Unavailable as error:
                 # Said by a node that ends, or has restarted: nothing was done, or it is on record.
                 # One that is being drained does not change its mind soon: the caller must know.
-                again = repeatable and "retry_after_s" in error.fields
+                again = (repeatable or once) and "retry_after_s" in error.fields
                 again = again and error.fields.get("reason") != "draining"
                 give_up = _patience(give_up, began, loop.time())
                 if not again or loop.time() + pause > give_up:
                     raise
-            except BadAnswer as error:
-                raise Unavailable(f"cannot reach the node at {self.where}: {error}") from error
-            except OSError as error:
+            except (BadAnswer, OSError) as error:
+                if once and not not_sent(error):
+                    lost = f"the answer of {self.where} was lost: {error}; it may have been done"
+                    raise OutcomeUnknown(lost) from error
                 give_up = _patience(give_up, began, loop.time())
-                if not repeatable or loop.time() + pause > give_up:
+                again = (repeatable or once) and not isinstance(error, BadAnswer)
+                if not again or loop.time() + pause > give_up:
                     raise Unavailable(f"cannot reach the node at {self.where}: {error}") from error
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
             pause = min(pause * 2, RETRY_MAX_S)

@@ -90,12 +90,47 @@ class CallResult(Step, frozen=True, kw_only=True, omit_defaults=True):
     worker: str = ""  # the container that it ran in
     device: DeviceUse | None = None  # the one that it ran on
 
+    def check(self) -> CallResult:
+        """Returns itself if it is ok; raises CallFailed that says why it is not."""
+        if not self.ok:
+            raise CallFailed(self)
+        return self
+
     @property
     def ok(self) -> bool:
         """True if it compiled, ended by itself with status 0, and returned if it was to return."""
         compiled = self.compile is None or self.compile.ok
         ended = self.exit_code == 0 and self.limit is None
         return compiled and ended and self.error is None and self.returned is not False
+
+
+class CallFailed(Exception):
+    """A call did not end well; `result` is all of it. Nobody's fault but the call's."""
+
+    def __init__(self, result: CallResult) -> None:
+        super().__init__(why_not(result))
+        self.result = result
+
+
+def why_not(result: CallResult) -> str:
+    """Returns in one line why a call is not ok; "" if it is."""
+    if result.compile is not None and not result.compile.ok:
+        return f"it did not compile: {_end_of(result.compile)}"
+    if result.error is not None and result.limit is None:
+        return f"{result.error.type}: {result.error.message}"[:500]
+    if result.returned is False and result.exit_code == 0 and result.limit is None:
+        return "it exited before its function returned"
+    return "" if result.ok else _end_of(result)
+
+
+def _end_of(step: Step) -> str:
+    if step.limit is not None:
+        return f"it reached its limit of {step.limit}"
+    if step.start_error is not None:
+        return step.start_error
+    if step.signal is not None:
+        return f"it was ended by signal {step.signal}"
+    return f"exit code {step.exit_code}"
 
 
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

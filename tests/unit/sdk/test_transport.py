@@ -11,13 +11,15 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import aiohttp
+import msgspec
 import pytest
 import uvloop
 from rogue import Peer, on_both_loops, rogue, saying
 
-from skerry.errors import InvalidRequest, Unavailable
+from skerry.errors import InvalidRequest, OutcomeUnknown, Unavailable
 from skerry.sdk.dial import CONNECT_TIMEOUT_S, kept_alive
 from skerry.sdk.transport import RECONNECT_FOR_S, Transport, _patience
+from skerry.wire.http import ErrorBody
 
 
 @pytest.mark.parametrize("name", ["/root/\udcff.txt", "/a b&c=d+e%41#?", "/ä"])
@@ -219,6 +221,36 @@ async def test_repeatable_request_survives_nodes_that_die_under_it(tmp_path: Pat
         assert await transport.call("POST", "/v1/x", type(None), repeatable=True) is None
         assert len(server.peers) == 3
         await transport.close()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n", b"no"])
+@on_both_loops
+async def test_what_is_done_once_is_not_asked_for_again_when_its_answer_is_lost(
+    tmp_path: Path, answer: bytes
+) -> None:
+    async with rogue(tmp_path, saying(answer), saying(b"")) as server:
+        transport = Transport("http://node", socket_path=server.path)
+        with pytest.raises(OutcomeUnknown, match="may have been done"):
+            await transport.call_once("/v1/x", type(None), {})
+        assert len(server.peers) == 1
+        await transport.close()
+
+
+@on_both_loops
+async def test_what_is_done_once_waits_for_a_node_that_is_not_there_or_did_nothing(
+    tmp_path: Path,
+) -> None:
+    ending = msgspec.msgpack.encode(ErrorBody.of(Unavailable("ending", retry_after_s=0.01)))
+    refused = b"HTTP/1.1 503 X\r\nContent-Length: %d\r\n\r\n" % len(ending) + ending
+    done = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xc0"
+    transport = Transport("http://node", socket_path=str(tmp_path / "late.sock"))
+    asking = asyncio.create_task(transport.call_once("/v1/x", type(None), {}))
+    await asyncio.sleep(0)
+    async with rogue(tmp_path, saying(refused), saying(done)) as server:
+        (tmp_path / "late.sock").symlink_to(server.path)
+        assert await asking is None
+        assert len(server.peers) == 2
+    await transport.close()
 
 
 @pytest.mark.parametrize("size", [10, 1 << 20])
