@@ -18,6 +18,7 @@ COMMANDS = {
     ),
     "task": ("skerry.cli.task:task", "Make, check and list tasks."),
     "run": ("skerry.cli.run:run", "Run one command in a new sandbox, which is then removed."),
+    "call": ("skerry.cli.call:call", "Call a short program on a warm container."),
     "exec": ("skerry.cli.run:exec_", "Run a command in a live sandbox."),
     "shell": ("skerry.cli.shell:shell", "Open a terminal in a live or a new sandbox."),
     "cp": ("skerry.cli.copy:cp", "Copy files and trees into and out of a sandbox."),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import io
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from skerry.spec.function_result import FETCHED_BYTES_MAX, CallResult
 from skerry.wire.functions import PIECE_BYTES, WINDOW_BYTES, CallEvent, CallFeed, CallOpen
 
 OPEN_BYTES_MAX = 2 << 20  # of the first message
-OnOutput = Callable[[str, bytes], None]
+OnOutput = Callable[[str, bytes], Awaitable[None] | None]
 
 _decode = msgspec.msgpack.Decoder(CallEvent).decode
 _TAR_EXTRA = 8 << 20  # of headers and padding in a tar of small files
@@ -115,16 +116,18 @@ class StreamedCall:
             elif event.files is not None:
                 await self._files.put(event.files)
             else:
-                self._hold("stdout" if event.stdout is not None else "stderr", event)
+                await self._hold("stdout" if event.stdout is not None else "stderr", event)
         raise Unavailable("the call broke off before its result")
 
-    def _hold(self, name: str, event: CallEvent) -> None:
+    async def _hold(self, name: str, event: CallEvent) -> None:
         data = event.stdout if event.stdout is not None else event.stderr
         if not data:
             return
         self.came = True
         if self._on_output is not None:
-            self._on_output(name, data)
+            told = self._on_output(name, data)
+            if inspect.isawaitable(told):
+                await told
         else:
             self._held[name] += data
 

@@ -70,7 +70,7 @@ class AsyncFunctions:
         text) or local paths by their name in /call, or a local directory whose content is there; `stdin`
         is content, a local path or an iterator. What is long is streamed. Files that match `fetch` are
         in the result, or with `fetch_to` beneath a local directory. `on_output` is told ("stdout" or
-        "stderr", a piece) as it comes, and the result holds none then.
+        "stderr", a piece) as it comes, or awaited, and the result holds none then.
 
         A call that failed, or that a limit ended, is a result; `result.check()` raises for it. Stopping
         to wait, by Ctrl-C too, ends the call. It has run once or never: one that never started is tried
