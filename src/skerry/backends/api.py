@@ -75,7 +75,25 @@ class CreateRequest(msgspec.Struct, frozen=True, kw_only=True):
     readonly: tuple[str, ...] = ()  # paths inside that nobody there can change
     hidden: tuple[str, ...] = ()  # paths inside that are empty for everybody there
     devices: tuple[DeviceNode, ...] = ()  # what it sees below /dev beside the usual
+    cells: int = 0  # above 0: a function container, with so many cells, at most 32
     view: View | None = None  # it begins with what that holds; `rootfs` has the same layers
+
+
+class CellLimits(msgspec.Struct, frozen=True):
+    """What all that runs in a cell may have together, its files included."""
+
+    memory_bytes: int
+    pids: int
+
+
+class CellUsage(msgspec.Struct, frozen=True):
+    """What was used in a cell since it was opened."""
+
+    memory_bytes: int = 0
+    memory_peak_bytes: int = 0  # v2 before Linux 6.12: of all that was ever in it
+    cpu_us: int = 0
+    oom_kills: int = 0
+    pids_refused: int = 0  # forks beyond a limit
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -253,3 +271,26 @@ class Reclaimable(Protocol):
 
     async def reclaim(self, max_bytes: int, /) -> Reclaimed:
         """Gives back up to that much, which comes again when it is used. Raises nothing."""
+
+
+@runtime_checkable
+class Celled(Protocol):
+    """An instance that was asked for with cells. These calls take microseconds and do not wait."""
+
+    @property
+    def cells(self) -> int:
+        """How many it has."""
+
+    def open_cell(self, cell: int, limits: CellLimits, /) -> bool:
+        """Sets limits of an empty cell and begins its counts anew.
+
+        False if what earlier calls left in its group takes more than half of that memory, or more
+        than 8 MiB of what nothing explains: another cell serves, and the container has had its day.
+        Raises InvalidRequest for a cell that is not there, Unavailable if it cannot be done.
+        """
+
+    def cell_usage(self, cell: int, /) -> CellUsage:
+        """Returns what was used since it was opened."""
+
+    def cell_residue(self, cell: int, /) -> int:
+        """Returns bytes that its group holds beyond page cache."""

@@ -218,6 +218,27 @@ async def test_start_plan_is_complete_and_writes_only_what_differs():
     assert len(fresh.encode(1)) < 4096
 
 
+async def test_start_plan_of_a_function_container_has_its_cells():
+    parts = Parts(Places("/s", "/r", "n"), LAYOUT, LOG)
+    slot = Slot(4, parts.groups, cells=32)
+    wanted = start_plan(parts, request(cells=32), slot, Limits(1 << 28, 10, 1.0))
+    config = plan.AgentConfig.parse(wanted.config)
+    assert (wanted.profile, config.profile, config.cells) == (plan.FUNCTION, plan.FUNCTION, 32)
+    assert len(wanted.tasks) == 3 * 33
+    assert wanted.tasks[3] == "/m/skerry-n/slot-4/cell-0/tasks"
+    assert len(wanted.encode(1)) < 1 << 15
+    usual = start_plan(parts, request(), Slot(5, parts.groups), Limits(1 << 28, 10, 1.0))
+    config = plan.AgentConfig.parse(usual.config)
+    assert (usual.profile, config.profile, config.cells) == (None, None, None)
+
+
+@pytest.mark.parametrize("cells", [-1, 33])
+async def test_number_of_cells_out_of_bounds_is_the_callers_fault(cells):
+    parts = Parts(Places("/s", "/r", "n"), LAYOUT, LOG)
+    with pytest.raises(InvalidRequest, match="cells"):
+        await creation.create(parts, request(cells=cells))
+
+
 async def test_environment_that_does_not_fit_is_the_callers_fault():
     parts = Parts(Places("/s", "/r", "n"), LAYOUT, LOG)
     with pytest.raises(InvalidRequest, match="env"):

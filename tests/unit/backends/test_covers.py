@@ -1,4 +1,4 @@
-"""A launcher that knows no read-only paths, hidden paths or devices is told from one that does."""
+"""A launcher that does not know all that is asked for is told from one that does."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ def test_a_launcher_that_left_paths_as_they_are_makes_no_sandbox() -> None:
     ):
         with pytest.raises(Unavailable, match="older"):
             _understood(request(**covers), done)
+
+
+def test_a_launcher_that_knows_no_cells_makes_no_function_container() -> None:
+    _understood(request(cells=2), (*DONE, "function=1"))
+    with pytest.raises(Unavailable, match="older"):
+        _understood(request(cells=2), DONE)
 
 
 def test_a_launcher_that_left_devices_out_makes_no_sandbox() -> None:

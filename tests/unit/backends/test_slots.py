@@ -80,6 +80,23 @@ async def test_slot_keeps_its_class_for_life(pool, answers):
     pool.check_invariants()
 
 
+async def test_slot_with_cells_is_made_for_one_container_and_never_used_again(pool, answers):
+    usual = await pool.acquire(MIB)
+    await pool.release(usual, clean=True, after=Counters())
+    slot = await pool.acquire(MIB, cells=2)
+    made = answers.asked[-1]
+    assert (slot.number, made.profile) == (1, plan.FUNCTION)
+    assert not any("cell-" in path for path in made.tasks)  # its cgroup namespace has their root
+    assert "mkdir /m/skerry-n/slot-1/cell-1 0755 -1" in made.step
+    await pool.release(slot, clean=True, after=Counters())
+    dropped = answers.asked[-1]
+    assert isinstance(dropped, plan.SlotDrop)
+    assert set(dropped.step) >= {f"rmdir {step.split()[1]}" for step in made.step}
+    assert await pool.acquire(MIB) is usual
+    assert answers.asked[0].profile is None
+    pool.check_invariants()
+
+
 async def test_idle_slots_for_best_effort_do_not_stand_for_the_others(pool, answers):
     for slot in [await pool.acquire(MIB, best_effort=True) for _ in range(IDLE_MIN)]:
         await pool.release(slot, clean=True, after=Counters())

@@ -17,6 +17,7 @@ from skerry.backends.shared.launcher import LauncherFailed
 from skerry.errors import Bug, InvalidRequest, Unavailable
 from skerry.spec.sandbox import CpuClass
 from skerry.wire import plan
+from skerry.wire.guest_cells import CELLS_MAX
 
 OPERATIONS_MAX = 512
 EXEC_DEADLINE_MS = 10_000
@@ -38,6 +39,8 @@ def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits)
         # Behind others, a child may wait long for the little time that it needs to reach its exec.
         exec_deadline_ms=EXEC_DEADLINE_IDLE_MS if limits.best_effort else EXEC_DEADLINE_MS,
         best_effort=limits.best_effort or None,
+        profile=_profile(request),
+        cells=request.cells or None,
     )
     payload = config.payload()
     if len(payload) > CONFIG_BYTES_MAX:
@@ -59,12 +62,17 @@ def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits)
         step=parts.groups.limit(slot.number, slot.limits, limits),
         agent_group=groups.agent,
         work_group=groups.work,
-        tasks=groups.tasks,
+        tasks=groups.tasks + groups.cell_tasks,
         oom_file=groups.oom_file,
         oom_kind=groups.oom_kind,
         socket=parts.socket_path(request.instance_id),
         config=payload,
+        profile=_profile(request),
     )
+
+
+def _profile(request: CreateRequest) -> int | None:
+    return plan.FUNCTION if request.cells else None
 
 
 def _room(request: CreateRequest) -> int | None:
@@ -78,6 +86,8 @@ async def create(parts: Parts, request: CreateRequest) -> ContainerInstance:
     """Makes an instance, or raises and leaves nothing."""
     if not request.rootfs.layers:
         raise InvalidRequest("a container needs at least one layer")
+    if not 0 <= request.cells <= CELLS_MAX:
+        raise InvalidRequest(f"cells: {request.cells} is not within 0..{CELLS_MAX}")
     if request.disk_bytes is not None and "quota" not in parts.features:
         raise InvalidRequest(
             "disk: this node cannot limit what a sandbox writes (no btrfs pool); "
@@ -103,7 +113,9 @@ async def _in_some_slot(parts: Parts, request: CreateRequest) -> ContainerInstan
         await parts.ready()
         try:
             slot = await parts.slots.acquire(
-                request.memory_bytes, best_effort=request.cpu_class is CpuClass.BEST_EFFORT
+                request.memory_bytes,
+                best_effort=request.cpu_class is CpuClass.BEST_EFFORT,
+                cells=request.cells,
             )
         except (LauncherFailed, Unavailable):
             # Nothing of the sandbox was begun, and the number is put aside: another one serves.
@@ -142,6 +154,7 @@ async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerI
         disk_base=None if request.view is None else request.view.uid_base,
         disk_bytes=request.disk_bytes,
         inherited=0 if request.view is None else request.view.used_bytes,
+        cells=request.cells,
     )
     instance = ContainerInstance(parts, facts, slot)
     # Known before START answers: its end may be told in the very next packet.
@@ -164,7 +177,7 @@ async def _start(parts: Parts, request: CreateRequest, slot: Slot) -> ContainerI
 
 
 def _understood(request: CreateRequest, stages: tuple[str, ...]) -> None:
-    """Raises Unavailable if a launcher of an earlier version left paths as they are, or devices out."""
+    """Raises Unavailable if a launcher of an earlier version left out what it does not know."""
     done = {stage.partition("=")[0] for stage in stages}
     if (request.readonly and "firm" not in done) or (request.hidden and "cover" not in done):
         raise Unavailable(
@@ -174,6 +187,11 @@ def _understood(request: CreateRequest, stages: tuple[str, ...]) -> None:
     if request.devices and "node" not in done:
         raise Unavailable(
             "the launcher that runs is older than this node and knows no device nodes; "
+            "end its sandboxes and restart it"
+        )
+    if request.cells and "function" not in done:
+        raise Unavailable(
+            "the launcher that runs is older than this node and knows no function containers; "
             "end its sandboxes and restart it"
         )
 

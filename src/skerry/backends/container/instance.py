@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from skerry.backends.api import Exit, Reclaimed, Record, Upper, View
+from skerry.backends.api import CellLimits, CellUsage, Exit, Reclaimed, Record, Upper, View
 from skerry.backends.container import memory, quota, views
+from skerry.backends.container.cells import CellBooks
 from skerry.backends.container.parts import Parts
 from skerry.backends.container.remains import remove_groups_below
 from skerry.backends.container.slots import Slot
@@ -43,6 +44,7 @@ class Facts(msgspec.Struct, frozen=True):
     disk_base: int | None = None  # of the ids of its files on disk; None: the slot's
     disk_bytes: int | None = None  # its limit, as asked for
     inherited: int = 0  # bytes of that which others had written
+    cells: int = 0
 
 
 def exit_of(wait_status: int) -> Exit:
@@ -66,6 +68,7 @@ class ContainerInstance:
         self._snapshots = 0
         self._given = Reclaimed()  # by the last pause
         self._froze = True  # its group may be frozen, now or since earlier; `born` knows better
+        self._cells = CellBooks(slot)
 
     @property
     def id(self) -> str:
@@ -128,6 +131,23 @@ class ContainerInstance:
             major_faults=max(0, now.major_faults - base.major_faults),
         )
 
+    @property
+    def cells(self) -> int:
+        """How many cells it has."""
+        return len(self._cells)
+
+    def open_cell(self, cell: int, limits: CellLimits, /) -> bool:
+        """Sets limits of an empty cell, if what its group still holds leaves room for them."""
+        return self._cells.of(cell).open(limits)
+
+    def cell_usage(self, cell: int, /) -> CellUsage:
+        """Reads its groups."""
+        return self._cells.of(cell).usage()
+
+    def cell_residue(self, cell: int, /) -> int:
+        """Reads what its group holds beyond page cache."""
+        return self._cells.of(cell).residue()
+
     async def destroy(self) -> None:
         """Leaves nothing of it; idempotent, and once begun it goes on if the caller gives up."""
         if self._destroying is None or (self._destroying.done() and self._failed_to_destroy()):
@@ -150,6 +170,7 @@ class ContainerInstance:
                 if tries == STOP_TRIES - 1:
                     raise
         self.exited(9)
+        self._cells.close()
         self._parts.forget(self.id)
         self._parts.layers.release(tuple(layer.id for layer in self.facts.layers))
         self._parts.cores.give_back(self.facts.cores, best_effort=self.facts.limits.best_effort)

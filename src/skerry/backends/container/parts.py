@@ -132,7 +132,9 @@ class Parts:
 
     def read_counters(self, slot: Slot) -> Counters:
         """Reads a slot's groups."""
-        return self.groups.parse(tuple(_read(path) for path in slot.groups.readings))
+        return self.groups.parse(
+            tuple(proc.content(path, _READ_MAX) for path in slot.groups.readings)
+        )
 
     def keep(self, instance: str) -> None:
         """Marks an instance that stays when the node is gone for good."""
@@ -144,16 +146,3 @@ class Parts:
         self.instances.pop(instance, None)
         if self.places.orphan_after_s is not None:
             Path(self.places.keep_dir, instance).unlink(missing_ok=True)
-
-
-def _read(path: str) -> bytes:
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(handle, _READ_MAX)
-    except OSError:
-        return b""
-    finally:
-        os.close(handle)

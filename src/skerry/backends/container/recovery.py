@@ -44,7 +44,8 @@ async def recover(parts: Parts, record: Record) -> ContainerInstance | None:
     if not is_alive(parts, facts) and facts.instance not in parts.unclaimed:
         await _forget_dead(parts, facts)
         return None
-    slot = parts.slots.reserve(facts.slot, best_effort=facts.limits.best_effort)
+    best_effort = facts.limits.best_effort
+    slot = parts.slots.reserve(facts.slot, best_effort=best_effort, cells=facts.cells)
     slot.limits, slot.base = None, facts.base  # whoever has it next writes all limits
     slot.rest()
     instance = ContainerInstance(parts, facts, slot)
@@ -114,7 +115,7 @@ async def restore(parts: Parts, launcher: Launcher, status: replies.StatusReply)
 async def _find_orphans(parts: Parts, launcher: Launcher, status: replies.StatusReply) -> None:
     """Keeps the numbers of slots of an earlier node out of use; drops those that are idle."""
     for number in sorted(parts.remains.slots() | set(status.slot)):
-        slot = parts.slots.reserve(number)
+        slot = parts.slots.reserve(number, cells=parts.remains.cells(number))
         if number in status.slot:
             try:
                 await launcher.ask(plan.SlotDrop(slot=number, step=slot.groups.drop))
@@ -137,7 +138,7 @@ async def sweep(parts: Parts) -> list[str]:
             parts.log.warning("unclaimed instance %s stays: %s", name, error)
     parts.unclaimed.clear()
     for number in sorted(parts.orphans):
-        slot = parts.slots.reserve(number)
+        slot = parts.slots.reserve(number, cells=parts.remains.cells(number))
         try:
             await parts.remains.kill(slot)
         except SkerryError as error:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from skerry.backends.container.slots import Ask, Slot
+from skerry.backends.shared import proc
 from skerry.backends.shared.cgroup import Groups
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.errors import SkerryError, Unavailable
@@ -22,6 +23,7 @@ from skerry.wire import plan
 KILL_TIMEOUT_S = 10.0
 _POLL_S = 0.005
 _SLOT = re.compile(r"slot-([0-9]+)")
+_CELL = re.compile(r"cell-([0-9]{1,2})")
 
 
 def process_start(pid: int) -> int | None:
@@ -56,6 +58,15 @@ class Remains:
                 continue
             found |= {int(match[1]) for name in names if (match := _SLOT.fullmatch(name))}
         return found
+
+    def cells(self, number: int) -> int:
+        """Returns how many cells a slot of an earlier node may have."""
+        slot = Slot(number, self._groups).groups
+        places = (slot.work, *(os.path.dirname(path) for path in slot.tasks))
+        names = (name for place in places for name in proc.names(place))
+        return max(
+            (int(match[1]) + 1 for name in names if (match := _CELL.fullmatch(name))), default=0
+        )
 
     async def kill(self, slot: Slot) -> None:
         """Ends every process of a slot; Unavailable if some do not end."""

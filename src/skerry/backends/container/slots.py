@@ -3,7 +3,8 @@
 A slot is a number that stands for a range of ids, an owner uid, namespaces and limit groups. Idle
 slots are kept towards recent demand. One comes back only if the launcher found it clean and its
 memory group holds nothing that cannot be explained; else it is dropped. A number whose groups could
-not be removed stays out of use until they are.
+not be removed stays out of use until they are. A slot with cells is made for one container and dropped
+with it: its user namespace allows more, and no sandbox ever gets it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
+from skerry.backends.shared.cells import CellGroups, cell_groups, with_cells
 from skerry.backends.shared.cgroup import Counters, Groups, Limits, SlotGroups
 from skerry.backends.shared.launcher import LauncherFailed
 from skerry.errors import Overloaded, SkerryError
@@ -48,15 +50,18 @@ class Slot:
     Its plan is 40 texts; one that serves a sandbox rests: thousands do, and it is rarely asked for.
     """
 
-    def __init__(self, number: int, groups: Groups, *, best_effort: bool = False) -> None:
+    def __init__(
+        self, number: int, groups: Groups, *, best_effort: bool = False, cells: int = 0
+    ) -> None:
         self.number = number
+        self.cells = cells  # above 0: of the function profile
         self.best_effort = best_effort  # for life: its cgroup namespace is rooted in these groups
         self._planner = groups
         self._groups: SlotGroups | None = None
         self.wake()
         self.limits: Limits | None = None
         self.base = Counters()
-        self.reusable = True
+        self.reusable = not cells
 
     @property
     def groups(self) -> SlotGroups:
@@ -72,8 +77,20 @@ class Slot:
         self._groups = None
 
     def _plan(self) -> SlotGroups:
-        owner_uid = OWNER_UID_FIRST + self.number
-        return self._planner.slot(self.number, owner_uid, best_effort=self.best_effort)
+        own = self._planner.slot(self.number, self.owner_uid, best_effort=self.best_effort)
+        return with_cells(own, self.cells, self.owner_uid)
+
+    def cell_plans(self) -> list[CellGroups]:
+        """Returns the plans of its cells' groups."""
+        if not self.cells:  # nearly always; its plan may rest
+            return []
+        groups = self.groups
+        return [cell_groups(groups, cell, self.owner_uid) for cell in range(self.cells)]
+
+    @property
+    def owner_uid(self) -> int:
+        """The host id that its agent runs as."""
+        return OWNER_UID_FIRST + self.number
 
     @property
     def uid_base(self) -> int:
@@ -166,17 +183,21 @@ class SlotPool:
         assert set(idle) <= self._taken, "an idle slot is not taken"  # noqa: S101
         assert not set(self._free) & self._taken, "a free number is taken"  # noqa: S101
 
-    async def acquire(self, memory_bytes: int, *, best_effort: bool = False) -> Slot:
+    async def acquire(
+        self, memory_bytes: int, *, best_effort: bool = False, cells: int = 0
+    ) -> Slot:
         """Returns a slot for a sandbox of that size and class: an idle one, else a new one."""
         self._count(1)
         for at in range(len(self._idle) - 1, -1, -1):
+            if cells:
+                break
             slot = self._idle[at]
             fits = slot.base.memory_bytes * RESIDUE_ROOM <= memory_bytes
             if fits and slot.best_effort == best_effort:
                 self._wake.set()
                 return self._idle.pop(at)
         try:
-            return await self._make(best_effort=best_effort)
+            return await self._make(best_effort=best_effort, cells=cells)
         except BaseException:
             self._count(-1)
             raise
@@ -213,7 +234,7 @@ class SlotPool:
         self._taken.discard(number)
         heapq.heappush(self._free, number)
 
-    def reserve(self, number: int, *, best_effort: bool = False) -> Slot:
+    def reserve(self, number: int, *, best_effort: bool = False, cells: int = 0) -> Slot:
         """Takes a certain number out of use, for an instance that is being recovered."""
         while self._next <= number:
             heapq.heappush(self._free, self._next)
@@ -222,7 +243,7 @@ class SlotPool:
             self._free.remove(number)
             heapq.heapify(self._free)
         self._taken.add(number)
-        return Slot(number, self._groups, best_effort=best_effort)
+        return Slot(number, self._groups, best_effort=best_effort, cells=cells)
 
     def lost(self, held: set[int]) -> None:
         """Puts aside idle slots that a new launcher does not hold; `keep_filled` drops them."""
@@ -273,15 +294,16 @@ class SlotPool:
     def _common(self) -> int:
         return sum(not slot.best_effort for slot in self._idle)
 
-    async def _make(self, *, best_effort: bool = False) -> Slot:
-        slot = Slot(self._number(), self._groups, best_effort=best_effort)
+    async def _make(self, *, best_effort: bool = False, cells: int = 0) -> Slot:
+        slot = Slot(self._number(), self._groups, best_effort=best_effort, cells=cells)
         request = plan.SlotMake(
             slot=slot.number,
             uid_base=slot.uid_base,
-            owner_uid=OWNER_UID_FIRST + slot.number,
+            owner_uid=slot.owner_uid,
             step=slot.groups.make,
             agent_group=slot.groups.agent,
             tasks=slot.groups.tasks,
+            profile=plan.FUNCTION if cells else None,
         )
         try:
             await self._ask(request)

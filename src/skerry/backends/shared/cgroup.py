@@ -87,6 +87,7 @@ class SlotGroups(msgspec.Struct, frozen=True):
     oom_file: str
     oom_kind: OomKind
     readings: tuple[str, ...]  # paths, in the order that `parse` takes
+    cell_tasks: tuple[str, ...] = ()  # of each cell as many as `tasks`
 
 
 class Groups(Protocol):
@@ -163,30 +164,32 @@ def shares(weight: int) -> int:
     return max(2, weight * 1024 // WEIGHT_DEFAULT)
 
 
-def _number(content: bytes) -> int:
+def number_in(content: bytes) -> int:
+    """Returns what a file of one number says; 0 for anything else."""
     text = content.strip()
     return int(text) if text.isdigit() else 0
 
 
-def _keyed(content: bytes, key: bytes) -> int:
+def keyed(content: bytes, key: bytes) -> int:
+    """Returns the number of a line that begins with the key; 0 without one."""
     for line in content.splitlines():
         name, _, value = line.partition(b" ")
         if name == key:
-            return _number(value)
+            return number_in(value)
     return 0
 
 
 def _counters(contents: tuple[bytes, ...], cache: bytes) -> Counters:
     usage, peak, pids, oom, cpu, stat, *swap = contents
     return Counters(
-        memory_bytes=_number(usage),
-        cache_bytes=_keyed(stat, cache),
-        memory_peak_bytes=_number(peak),
-        pids=_number(pids),
-        oom_kills=_keyed(oom, b"oom_kill"),
-        cpu_us=_keyed(cpu, b"usage_usec"),
-        swap_bytes=_number(swap[0]) if swap else _keyed(stat, b"swap"),
-        major_faults=_keyed(stat, b"pgmajfault"),
+        memory_bytes=number_in(usage),
+        cache_bytes=keyed(stat, cache),
+        memory_peak_bytes=number_in(peak),
+        pids=number_in(pids),
+        oom_kills=keyed(oom, b"oom_kill"),
+        cpu_us=keyed(cpu, b"usage_usec"),
+        swap_bytes=number_in(swap[0]) if swap else keyed(stat, b"swap"),
+        major_faults=keyed(stat, b"pgmajfault"),
     )
 
 
@@ -203,6 +206,18 @@ def _quota(old: Limits | None, new: Limits, burst: str, quota: str) -> list[str]
     if burst_now != burst_wanted:
         steps.append(f"write {burst} {burst_wanted}")
     return steps
+
+
+def memory_writes(old: int | None, new: int, *, memsw: bool) -> list[tuple[str, int]]:
+    """Plans (file, value) of a v1 group: the memsw limit, which holds swap too, may never be lower."""
+    if old == new:
+        return []
+    plain, swap = ("memory.limit_in_bytes", new), ("memory.memsw.limit_in_bytes", new)
+    if not memsw:
+        return [plain]
+    if old is None:  # what it had may be lower or higher
+        return [(swap[0], -1), plain, swap]
+    return [plain, swap] if new < old else [swap, plain]
 
 
 class V1:
@@ -266,17 +281,12 @@ class V1:
         )
 
     def limit(self, number: int, old: Limits | None, new: Limits) -> tuple[str, ...]:
-        """Writes what differs, and always restarts the peak. The memsw limit may never be lower."""
+        """Writes what differs, and always restarts the peak."""
         memory, pids = (f"{self._of[name]}/slot-{number}" for name in ("memory", "pids"))
         cpu = self._cpu(number, best_effort=new.best_effort)
-        steps = []
-        if old is None or old.memory_bytes != new.memory_bytes:
-            plain = f"write {memory}/memory.limit_in_bytes {new.memory_bytes}"
-            swap = f"write {memory}/memory.memsw.limit_in_bytes {new.memory_bytes}"
-            lowered = old is None or new.memory_bytes < old.memory_bytes
-            if old is None and self._memsw:  # what it had may be lower or higher
-                steps.append(f"write {memory}/memory.memsw.limit_in_bytes -1")
-            steps += [plain] if not self._memsw else [plain, swap] if lowered else [swap, plain]
+        before = None if old is None else old.memory_bytes
+        writes = memory_writes(before, new.memory_bytes, memsw=self._memsw)
+        steps = [f"write {memory}/{file} {value}" for file, value in writes]
         if old is None or old.pids != new.pids:
             steps.append(f"write {pids}/pids.max {new.pids}")
         if old is None:

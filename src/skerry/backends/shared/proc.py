@@ -17,6 +17,20 @@ def text(path: str) -> str:
         return ""
 
 
+def content(path: str, size_max: int) -> bytes:
+    """Returns the first bytes of a file, as one read gives them."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(handle, size_max)
+    except OSError:
+        return b""
+    finally:
+        os.close(handle)
+
+
 def names(path: str) -> list[str]:
     """Returns what a directory holds, sorted."""
     try:
