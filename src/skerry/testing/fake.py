@@ -18,6 +18,8 @@ from pathlib import Path
 
 from skerry.backends.api import (
     Capabilities,
+    CellLimits,
+    CellUsage,
     CreateRequest,
     Exit,
     Health,
@@ -65,7 +67,7 @@ class FakeWorld:
 
 
 class FakeInstance:
-    """One fake instance; Pausable, Reclaimable, Snapshotable and Viewable."""
+    """One fake instance; Pausable, Reclaimable, Snapshotable, Viewable and Celled."""
 
     def __init__(
         self, world: FakeWorld, request: CreateRequest, knobs: Knobs, clock: Clock
@@ -79,6 +81,9 @@ class FakeInstance:
         self._clock = clock
         self._operations = 0
         self.memory, self.swapped, self.major_faults = 1 << 20, 0, 0
+        self.cell_limits: dict[int, CellLimits] = {}  # as each cell was opened last
+        self.cell_used: dict[int, CellUsage] = {}  # what is said of it; for tests to set
+        self.full_cells: set[int] = set()  # cannot be opened; for tests to fill
         self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._transports: list[asyncio.BaseTransport] = []
 
@@ -135,6 +140,27 @@ class FakeInstance:
             memory_swapped=self.swapped,
             major_faults=self.major_faults,
         )
+
+    @property
+    def cells(self) -> int:
+        """As many as were asked for."""
+        return self.request.cells
+
+    def open_cell(self, cell: int, limits: CellLimits, /) -> bool:
+        """Takes note of the limits, and says of it again what is said of an empty one."""
+        if cell in self.full_cells:
+            return False
+        self.cell_limits[cell] = limits
+        self.cell_used.pop(cell, None)
+        return True
+
+    def cell_usage(self, cell: int, /) -> CellUsage:
+        """Returns what the test says, or plausible numbers."""
+        return self.cell_used.get(cell, CellUsage(memory_peak_bytes=1 << 20, cpu_us=1000))
+
+    def cell_residue(self, _cell: int, /) -> int:
+        """Nothing is left in a fake."""
+        return 0
 
     async def destroy(self) -> None:
         """Ends it and forgets it; idempotent."""

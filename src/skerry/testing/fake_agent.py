@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from skerry.testing.fake_cells import FakeCells
 from skerry.testing.fake_commands import Clock
 from skerry.testing.fake_files import FakeFiles
 from skerry.testing.fake_operation import CHUNK, WINDOW, FakeOperation, number
@@ -46,12 +47,13 @@ class FakeAgent:
         self.finished: OrderedDict[bytes, None] = OrderedDict()
         self.connection: AgentConnection | None = None
         self.never_answer = False
-        self.version = b"0.3.0"
+        self.version = b"0.4.0"
         self.held = False
         self.held_frames = 0
         self.running = asyncio.Event()  # cleared while paused
         self.running.set()
         self.ports = FakePorts(self)
+        self.cells = FakeCells(self)
 
     def send(self, code: int, stream: int, pairs: list[tuple[int, int | bytes]]) -> None:
         """Sends a frame of fields to the newest connection, if there is one."""
@@ -106,6 +108,7 @@ class FakeAgent:
     def stop(self) -> None:
         """Ends every operation and the connection: the instance is gone."""
         self.ports.stop()
+        self.cells.stop()
         for operation in self.operations.values():
             if operation.task is not None:
                 operation.task.cancel()
@@ -173,7 +176,7 @@ class FakeAgent:
         if operation.shell is not None and self._steer_session(operation.shell, frame, fields):
             self.pump(operation)
             return
-        if frame.type == Code.CREDIT and channel in (2, 3):
+        if frame.type == Code.CREDIT and channel in operation.output:
             self._credit(operation, channel, number(fields, Tag.OFFSET))
         elif frame.type == Code.ATTACH:
             for which, tag in ((2, Tag.STDOUT_TOTAL), (3, Tag.STDERR_TOTAL)):

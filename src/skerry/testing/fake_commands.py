@@ -3,6 +3,7 @@
     true | false | exit N | echo WORDS | err WORDS | printf TEXT | cat | sleep S | flood N [BYTE]
     env | pwd | id | kill N | oom | write PATH TEXT | show PATH | missing
     cd DIR | export NAME=VALUE
+    spin (until the processor time that it may use is used up) | result TEXT (to descriptor 4)
     sh -c LINE (and bash): those words joined by `;` and `&&`, `>&2` after echo
 
 `sleep` waits on the backend's clock. Any other program is missing: exec fails with ENOENT.
@@ -104,6 +105,7 @@ class Call:
     clock: Clock
     write: Callable[[int, bytes], Awaitable[None]]
     read: Callable[[], Awaitable[bytes]]
+    spin: Callable[[], Awaitable[Ended]] | None = None
     started: Callable[[], None] = field(default=lambda: None)
 
 
@@ -201,6 +203,16 @@ async def _show(call: Call, words: list[str]) -> Ended:
     return Ended(exit_code=0)
 
 
+async def _spin(call: Call, _words: list[str]) -> Ended:
+    assert call.spin is not None  # noqa: S101
+    return await call.spin()
+
+
+async def _result(call: Call, words: list[str]) -> Ended:
+    await call.write(1, words[0].encode())
+    return Ended(exit_code=0)
+
+
 async def _cd(call: Call, words: list[str]) -> Ended:
     place = posixpath.normpath(posixpath.join(call.cwd, words[0]))
     if place not in call.files.nodes:
@@ -236,6 +248,8 @@ PROGRAMS: dict[str, Program] = {
     "oom": _oom,
     "write": _write,
     "show": _show,
+    "spin": _spin,
+    "result": _result,
 }
 
 

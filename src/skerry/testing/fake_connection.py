@@ -71,6 +71,8 @@ class AgentConnection(asyncio.Protocol):
         elif frame.type == Code.HOLD:
             self.agent.held = bool(int.from_bytes(parse_fields(frame.payload)[Tag.HELD][0]))
             self.agent.held_frames += 1
+        elif frame.type == Code.CELL:
+            self.agent.cells.take(parse_fields(frame.payload))
         elif (whole := self._whole(frame)) is not None:
             self.agent.control(whole)
 

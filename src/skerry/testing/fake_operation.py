@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from skerry.testing.fake_cells import CALL, FILE, SESSION, ZYGOTE
 from skerry.testing.fake_commands import Call, Ended, run_program
+from skerry.testing.fake_files import FakeFiles
 from skerry.testing.fake_sessions import FakeShell
 from skerry.testing.fake_wire import Code, Tag
 from skerry.testing.fake_words import run_words, watch_words
@@ -43,7 +46,14 @@ class FakeOperation:
         self.handle = handle
         self.fields = fields
         self.op_id = fields[Tag.OP_ID][0]
+        self.kind = number(fields, Tag.KIND)
+        self.cell = number(fields, Tag.CELL) if Tag.CELL in fields else None
         self.output = {2: Output(), 3: Output()}
+        if number(fields, Tag.RESULT):
+            self.output[1] = Output()
+        self.cpu_limit = False
+        self.cpu_us = 1000
+        self.lost_step: str | None = None  # what was lost under it, should it be killed
         self.stdin = asyncio.Queue[bytes]()
         self.stdin_open = bool(number(fields, Tag.STDIN))
         self.stdin_end = 0
@@ -60,11 +70,20 @@ class FakeOperation:
         self.cancelled = False
         self.signal = 9
         self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.shell = FakeShell(self) if number(fields, Tag.KIND) == 2 else None
+        self.shell = FakeShell(self) if self.kind == SESSION else None
+
+    @property
+    def files(self) -> FakeFiles:
+        """What it sees: its cell's, which may be gone, else the agent's."""
+        if self.cell is None:
+            return self.agent.files
+        return self.agent.cells.files.get(self.cell, self.agent.files)
 
     async def write(self, channel: int, data: bytes) -> None:
-        """Gives bytes to the host; waits while the window is full."""
-        output = self.output[channel]
+        """Gives bytes to the host; waits while the window is full. Nobody has a result unasked."""
+        output = self.output.get(channel)
+        if output is None:
+            return
         while data:
             room = WINDOW - len(output.held)
             if room <= 0:
@@ -107,10 +126,21 @@ class FakeOperation:
             else:
                 self.timed_out = not self.killed.done()
                 ended = Ended(signal=self.signal)
+                if self.lost_step is not None:
+                    ended = Ended(error_step=self.lost_step, errno=errno.ESRCH)
         finally:
             for waiting in waits:
                 waiting.cancel()
         self._finish(ended, begin)
+
+    async def _spin(self) -> Ended:
+        """Uses processor time until that is more than it may have; without a limit for ever."""
+        limit_ms = number(self.fields, Tag.CPU_MS)
+        if not limit_ms:
+            await asyncio.get_running_loop().create_future()
+        await self.agent.clock.sleep(limit_ms / 1000)
+        self.cpu_limit, self.cpu_us = True, limit_ms * 1000
+        return Ended(signal=9)
 
     async def _quiet(self, seconds: float) -> None:
         """Returns once nothing was written for so long."""
@@ -125,7 +155,13 @@ class FakeOperation:
         await self.agent.running.wait()
         if self.shell is not None:
             return await self.shell.run()
-        return await (self._file() if number(self.fields, Tag.KIND) else self._command())
+        lacking = self.agent.cells.lacking(self)
+        if lacking is not None:
+            return lacking
+        if self.kind in (CALL, ZYGOTE):
+            run = self.agent.cells.run_call if self.kind == CALL else self.agent.cells.run_zygote
+            return await run(self)
+        return await (self._file() if self.kind == FILE else self._command())
 
     def kill(self, signal: int) -> None:
         """Ends it; `run` then records DONE."""
@@ -140,12 +176,13 @@ class FakeOperation:
             content += piece
         self.agent.send(Code.STARTED, self.handle << 2, [(Tag.PID, 1000 + self.handle)])
         cwd = os.fsdecode(self.fields.get(Tag.CWD, [b"/"])[0])
-        self.agent.files.now_ns = self.agent.clock.now_ns()
+        files = self.files
+        files.now_ns = self.agent.clock.now_ns()
         try:
             if words[0] == "watch":
-                await watch_words(self.agent.files, words, cwd, lambda data: self.write(2, data))
+                await watch_words(files, words, cwd, lambda data: self.write(2, data))
                 return Ended(exit_code=0)
-            await self.write(2, run_words(self.agent.files, words, bytes(content), cwd))
+            await self.write(2, run_words(files, words, bytes(content), cwd))
         except OSError as error:
             await self.write(3, f"{error.errno} {words[0]}\n".encode())
             return Ended(exit_code=1)
@@ -156,12 +193,13 @@ class FakeOperation:
         call = Call(
             argv=[os.fsdecode(word) for word in self.fields[Tag.ARG]],
             env=self.agent.env | {name: value for name, _, value in pairs},
-            cwd=os.fsdecode(self.fields.get(Tag.CWD, [b"/"])[0]),
+            cwd=os.fsdecode(self.fields.get(Tag.CWD, [b"/" if self.cell is None else b"/call"])[0]),
             user=self.fields.get(Tag.USER, [b"0:0"])[0].decode(),
-            files=self.agent.files,
+            files=self.files,
             clock=self.agent.clock,
             write=self._write_merged if number(self.fields, Tag.MERGE) else self.write,
             read=self.read,
+            spin=self._spin,
             started=lambda: self.agent.send(
                 Code.STARTED, self.handle << 2, [(Tag.PID, 1000 + self.handle)]
             ),
@@ -183,10 +221,17 @@ class FakeOperation:
             (Tag.OOM, int(ended.oom)),
             (Tag.START_NS, begin),
             (Tag.END_NS, self.agent.clock.now_ns()),
-            (Tag.CPU_US, 1000),
+            (Tag.CPU_US, self.cpu_us),
             (Tag.STDOUT_TOTAL, self.output[2].total),
             (Tag.STDERR_TOTAL, self.output[3].total),
         ]
+        if self.cpu_limit:
+            pairs.append((Tag.CPU_LIMIT, 1))
+        if self.cell is not None:
+            nodes = self.files.nodes.values()
+            pairs.append((Tag.DISK_USED, sum(len(node.content) for node in nodes)))
+        if 1 in self.output:
+            pairs.append((Tag.RESULT_TOTAL, self.output[1].total))
         self.done = pairs
         self.agent.ended(self)
 
