@@ -190,9 +190,7 @@ def _say(app: App, result: CallResult) -> None:
         if step is not None and step.start_error is not None:
             app.warn(step.start_error)
     if result.error is not None and result.limit is None:
-        app.warn(
-            (result.error.traceback or f"{result.error.type}: {result.error.message}").rstrip()
-        )
+        app.warn(f"{result.error.type}: {result.error.message}")  # where from: on stderr already
     if result.returned is False and result.exit_code == 0:
         app.warn("it exited before its function returned")
     for name, why in result.left_out.items():

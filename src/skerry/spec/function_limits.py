@@ -38,11 +38,10 @@ class CallLimits(
 ):
     """What one call may use, over all its processes; whoever reaches one is told its name.
 
-    At `cpu_s`, `wall_s`, `memory_bytes`, `output_bytes` and `processes` the call is ended at once, with
-    all its processes. What lies in its files counts as memory too: with `memory_bytes` below
-    `disk_bytes` that is reached first. A full disk refuses the write (ENOSPC), and names itself if the
-    call fails. `open_files` refuses the open (EMFILE) and ends nothing. Output up to the limit is
-    returned.
+    At `cpu_s`, `wall_s` and `output_bytes` the call is ended at once, with all its processes. At
+    `memory_bytes` the kernel kills a process of it, at `processes` it refuses a fork, at `disk_bytes` a
+    write (ENOSPC): if the call fails, that is the limit. What lies in its files counts as memory too.
+    `open_files` refuses an open (EMFILE) and is named by nobody. Output up to the limit is returned.
     """
 
     wall_s: float = 30.0  # from the start of user code
