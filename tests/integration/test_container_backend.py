@@ -7,15 +7,13 @@ import os
 import platform
 import statistics
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from skerry.backends.container import build_backend
+from container_places import Places, places_for
 from skerry.backends.container.remains import process_start
 from skerry.errors import InvalidRequest, LayerDamaged, Overloaded, SkerryError
-from skerry.spec.ids import base32
 from skerry.spec.layers import LayerFile, RootfsPlan
 from skerry.testing import rootfs as rootfs_module
 from skerry.testing.conformance import Box, Conformance
@@ -27,31 +25,10 @@ pytestmark = [
 ]
 
 
-class Places:
-    """Directories of one node, and backends on them."""
-
-    def __init__(self) -> None:
-        self.state = tempfile.mkdtemp(prefix="skerry-state-", dir="/var/tmp")
-        self.run = tempfile.mkdtemp(prefix="skerry-", dir="/run")
-        self.node = base32(int.from_bytes(os.urandom(4), "big"), 5)  # groups are named after it
-
-    async def backend(self):
-        directories = (str(rootfs_module.directory()), self.state)
-        made = build_backend(
-            state_dir=self.state, run_dir=self.run, node=self.node, layer_dirs=directories[:1]
-        )
-        await made.start()
-        return made
-
-
 @pytest.fixture
 async def places(census):
-    made = Places()
-    census.watch(places=(made.state, made.run))
-    yield made
-    assert not [*os.listdir(made.run), *os.listdir(made.state)]
-    os.rmdir(made.run)
-    os.rmdir(made.state)
+    async with places_for(census) as made:
+        yield made
 
 
 @pytest.fixture
