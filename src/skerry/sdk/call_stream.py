@@ -53,7 +53,9 @@ class StreamedCall:
         self._files: asyncio.Queue[bytes | None] = asyncio.Queue(8)
         self._taken = 0
         self._room = asyncio.Event()
+        self._wanted = asyncio.Event()  # the call takes its input: it has a place
         self.begun = False
+        self.fed = False  # input was read that cannot be read again
         self.came = False  # output, which cannot be taken back
 
     async def run(self) -> CallResult:
@@ -112,6 +114,7 @@ class StreamedCall:
                 return event.result
             if event.taken is not None:
                 self._taken = event.taken
+                self._wanted.set()
                 self._room.set()
             elif event.files is not None:
                 await self._files.put(event.files)
@@ -138,6 +141,8 @@ class StreamedCall:
 
     async def _send_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         sent = 0
+        await self._wanted.wait()
+        self.fed = self._inputs.once
         for source in (self._inputs.files, self._inputs.stdin):
             if source is None:
                 continue

@@ -216,10 +216,14 @@ class AsyncFunctions:
                 return await one.run()
             except Unavailable as error:
                 lost = one.begun and "retry_after_s" not in error.fields
-                if lost and (one.came or inputs.once or not spec.idempotent):
+                if lost and (one.came or one.fed or not spec.idempotent):
                     raise OutcomeUnknown(f"{error.message}; the call may have run") from error
-                if (one.begun and inputs.once) or loop.time() + pause > give_up:
+                if one.fed or loop.time() + pause > give_up:
                     raise
+            except Overloaded as error:
+                if one.fed:  # what was read of its input cannot be given again
+                    raise Unavailable(error.message, **error.fields) from error
+                raise
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
             pause = min(pause * 2, RETRY_MAX_S)
 

@@ -4,6 +4,8 @@ POST functions/call takes a CallSpec and answers with a CallResult: input, outpu
 them. GET functions/attach is for more than fits there. Its first message is CallOpen; then the client
 sends what that announces, in CallFeed: pieces of a tar that is unpacked at /call, and an `end`; then
 pieces of standard input, and an `end`. It sends WINDOW_BYTES beyond what the node has `taken` at most.
+The node says `taken` first when the call has a place and begins to take its input: what was sent before
+is lost with a call that is refused.
 The node sends CallEvent: output as it comes, then a tar of the files that were asked for, then the
 result or the error. A client that closes the connection ends the call.
 """

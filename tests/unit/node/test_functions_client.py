@@ -143,6 +143,20 @@ async def test_a_call_that_never_started_is_tried_again(stand, streamed: bool) -
             await calls.call("python", code=CODE, wait=0, **more)
 
 
+async def test_input_that_can_be_read_once_is_not_read_before_the_call_has_a_place(stand) -> None:
+    async def pieces():
+        for n in range(3):
+            yield b"%d" % n
+
+    async with calling(stand) as (functions, calls):
+        functions.errors = [
+            Overloaded("full", limit="function calls", retry_after_s=0.01),
+            Unavailable("the container was lost before it began", retry_after_s=0.05),
+        ]
+        result = await calls.call("program", argv=["x"], stdin=pieces())
+        assert (result.stdout, len(functions.specs)) == (b"012", 3)
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_call_that_may_have_run_is_not_run_again(stand, streamed: bool) -> None:
     more = {"on_output": lambda *_: None} if streamed else {}

@@ -98,14 +98,20 @@ class Line:
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket
+        self.taken: list[int] = []
 
     async def say(self, **fields: Any) -> None:
         await self.socket.send_bytes(msgspec.msgpack.encode(fields))
 
     async def hear(self) -> CallEvent:
-        message = await self.socket.receive(timeout=10)
-        assert message.type is aiohttp.WSMsgType.BINARY, message
-        return msgspec.msgpack.decode(message.data, type=CallEvent)
+        """Returns the next event but what was taken."""
+        while True:
+            message = await self.socket.receive(timeout=10)
+            assert message.type is aiohttp.WSMsgType.BINARY, message
+            event = msgspec.msgpack.decode(message.data, type=CallEvent)
+            if event.taken is None:
+                return event
+            self.taken.append(event.taken)
 
     async def last(self) -> CallEvent:
         event = await self.hear()
@@ -132,6 +138,7 @@ async def test_input_is_streamed_in_and_output_out(stand) -> None:
         result = (await one.last()).result
         assert result is not None
         assert (result.stdout, result.stdout_total) == (b"", 6)
+        assert one.taken == [0]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,8 @@ class Inlet:
             self._parts.append(bytearray(feed.data))
 
     async def pieces(self) -> AsyncGenerator[bytes]:
-        """Yields up to the next end."""
+        """Yields up to the next end. The client is told when that begins, and as it goes on."""
+        await self._socket.send(CallEvent(taken=self._taken))
         while True:
             while not self._parts:
                 self._came.clear()
