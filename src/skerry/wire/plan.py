@@ -19,6 +19,7 @@ from skerry.wire.replies import PID_MAX
 UID_MAX: Final = (1 << 32) - 2
 NUMBER64_MAX: Final = (1 << 64) - 1
 
+TASKS_MAX: Final = 3 * (1 + CELLS_MAX)
 FUNCTION: Final = 1  # PROFILE: of a container with cells; absent or 0: of a sandbox
 _BYTES_MAX: Final = (1 << 63) - 1
 MEMORY_WORK_S: Final = 7.5  # Reclaim and Prefetch answer a little later at the latest
@@ -268,10 +269,10 @@ class Blobs(Request, frozen=True):
 
 
 class AgentConfig(Body, frozen=True, kw_only=True):
-    """What skerry-init reads from descriptor 7. `tasks` and `oom` are the launcher's to add."""
+    """What skerry-init reads from descriptor 7; the launcher adds `tasks`, `oom` and `profile`."""
 
     PARTS: ClassVar[tuple[Part, ...]] = (
-        number("tasks", Tag.CFG_TASKS, 0, 64, optional=True),
+        number("tasks", Tag.CFG_TASKS, 0, TASKS_MAX, optional=True),
         number("oom", Tag.CFG_OOM, 0, 2, optional=True),
         number("peer_uid", Tag.CFG_PEER_UID, 0, UID_MAX),
         number("nofile", Tag.CFG_NOFILE),
@@ -279,7 +280,7 @@ class AgentConfig(Body, frozen=True, kw_only=True):
         number("exec_deadline_ms", Tag.CFG_EXEC_DEADLINE_MS),
         number("max_ops", Tag.CFG_MAX_OPS),
         number("best_effort", Tag.CFG_BEST_EFFORT, 0, 1, optional=True),
-        number("profile", Tag.CFG_PROFILE, 0, 1, optional=True),
+        number("profile", Tag.CFG_PROFILE, 0, FUNCTION, optional=True),
         number("cells", Tag.CFG_CELLS, 0, CELLS_MAX, optional=True),
     )
     tasks: int | None = None

@@ -223,13 +223,13 @@ async def test_start_plan_of_a_function_container_has_its_cells():
     slot = Slot(4, parts.groups, cells=32)
     wanted = start_plan(parts, request(cells=32), slot, Limits(1 << 28, 10, 1.0))
     config = plan.AgentConfig.parse(wanted.config)
-    assert (wanted.profile, config.profile, config.cells) == (plan.FUNCTION, plan.FUNCTION, 32)
+    assert (wanted.profile, config.cells) == (plan.FUNCTION, 32)
     assert len(wanted.tasks) == 3 * 33
     assert wanted.tasks[3] == "/m/skerry-n/slot-4/cell-0/tasks"
     assert len(wanted.encode(1)) < 1 << 15
     usual = start_plan(parts, request(), Slot(5, parts.groups), Limits(1 << 28, 10, 1.0))
     config = plan.AgentConfig.parse(usual.config)
-    assert (usual.profile, config.profile, config.cells) == (None, None, None)
+    assert (usual.profile, config.cells) == (None, None)
 
 
 @pytest.mark.parametrize("cells", [-1, 33])

@@ -39,7 +39,7 @@ def test_a_launcher_that_left_paths_as_they_are_makes_no_sandbox() -> None:
 
 
 def test_a_launcher_that_knows_no_cells_makes_no_function_container() -> None:
-    _understood(request(cells=2), (*DONE, "function=1"))
+    _understood(request(cells=2), (*DONE, "seal=1"))
     with pytest.raises(Unavailable, match="older"):
         _understood(request(cells=2), DONE)
 

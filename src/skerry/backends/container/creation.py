@@ -39,7 +39,6 @@ def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits)
         # Behind others, a child may wait long for the little time that it needs to reach its exec.
         exec_deadline_ms=EXEC_DEADLINE_IDLE_MS if limits.best_effort else EXEC_DEADLINE_MS,
         best_effort=limits.best_effort or None,
-        profile=_profile(request),
         cells=request.cells or None,
     )
     payload = config.payload()
@@ -67,12 +66,8 @@ def start_plan(parts: Parts, request: CreateRequest, slot: Slot, limits: Limits)
         oom_kind=groups.oom_kind,
         socket=parts.socket_path(request.instance_id),
         config=payload,
-        profile=_profile(request),
+        profile=plan.FUNCTION if request.cells else None,
     )
-
-
-def _profile(request: CreateRequest) -> int | None:
-    return plan.FUNCTION if request.cells else None
 
 
 def _room(request: CreateRequest) -> int | None:
@@ -189,7 +184,7 @@ def _understood(request: CreateRequest, stages: tuple[str, ...]) -> None:
             "the launcher that runs is older than this node and knows no device nodes; "
             "end its sandboxes and restart it"
         )
-    if request.cells and "function" not in done:
+    if request.cells and "seal" not in done:
         raise Unavailable(
             "the launcher that runs is older than this node and knows no function containers; "
             "end its sandboxes and restart it"
