@@ -29,6 +29,7 @@ BODY_BYTES_MAX = MIB  # of a body that is one message, unless its type allows mo
 QUERY_FIELDS_MAX = 64
 BODY_WITHIN_S = 30.0  # a body that is one message, and this for each piece of it:
 BODY_BYTES_PER_S = MIB
+LOOK_AFTER_S = 0.02  # a client that goes sooner after its request is found out by the answer
 
 log = logging.getLogger("skerry.node.server")
 
@@ -316,6 +317,40 @@ class Exchange:
             task.cancel()
             await asyncio.wait({task, gone})
         return await task
+
+    async def if_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """As `while_there`, for work that is mostly short: nobody looks for the client at first.
+
+        The work is done by the running task, which costs a third of a task and of watching it.
+        """
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None  # noqa: S101 - a coroutine runs in one
+        watch: asyncio.Future[None] | None = None
+        gone = False
+
+        def leave(seen: asyncio.Future[None]) -> None:
+            nonlocal gone
+            if not seen.cancelled():
+                gone = True
+                task.cancel()
+
+        def look() -> None:
+            nonlocal watch
+            watch = asyncio.ensure_future(self.wait_gone())
+            watch.add_done_callback(leave)
+
+        timer = loop.call_later(LOOK_AFTER_S, look)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if gone and task.uncancel() == 0:
+                raise ClientGone from None
+            raise
+        finally:
+            timer.cancel()
+            if watch is not None:
+                watch.remove_done_callback(leave)
+                watch.cancel()
 
     async def send_within(self, seconds: float, *parts: bytes) -> None:
         """Sends a piece as `write` does; a client that takes nothing for so long counts as gone."""

@@ -29,7 +29,7 @@ async def call(node: Node, exchange: Exchange) -> None:
         exchange.when_cut = OutcomeUnknown("the node is ending; the call may have run")
     work = node.functions.call(spec, tenant=exchange.tenant)
     del spec  # its input may be large
-    await exchange.reply(await exchange.while_there(work))
+    await exchange.reply(await exchange.if_there(work))
 
 
 async def prewarm(node: Node, exchange: Exchange) -> None:
