@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 
 import pytest
 
 import skerry
 from conftest import Job, ours, until
+from interop.lost import other_node
 
 TRIALS, AT_ONCE = 64, 16
 SLOW = "#!/bin/bash\ntouch /app/began\nsleep 600\n"
@@ -61,35 +61,9 @@ def test_a_sandbox_that_is_kept_stands_still_with_what_it_has(harbor, client) ->
 
 
 @pytest.fixture
-def other_node():
-    """A node of its own, in a process that ends when its standard input does."""
-    code = (
-        "import os, sys\n"
-        "from interop.environments import CACHE\n"
-        "from live_node import LiveNode\n"
-        "node = LiveNode(str(CACHE / 'store')).start()\n"
-        "print(node.url, node.pid, flush=True)\n"
-        "for line in sys.stdin:\n"
-        "    node.kill() if line == 'kill\\n' else node.start()\n"
-        "    print('done', flush=True)\n"
-        "node.stop()\n"
-    )
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
-    process = subprocess.Popen(
-        [os.path.join(root, ".venv", "bin", "python"), "-c", code],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": f"{root}/src:{root}:{root}/tests"},
-    )  # fmt: skip
-    url = process.stdout.readline().split()[0]
-
-    def tell(word: str) -> None:
-        process.stdin.write(f"{word}\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "done\n"
-
-    yield url, tell
-    process.stdin.close()
-    assert process.wait(120) == 0
+def own_node():
+    with other_node() as node:
+        yield node
 
 
 @pytest.mark.parametrize("mode", ["shared", "separate"])
@@ -111,9 +85,9 @@ def test_a_sandbox_that_is_lost_under_the_agent_is_no_reward(harbor, client, mod
 
 
 def test_a_node_that_is_gone_is_no_reward_and_one_that_comes_back_loses_nothing(
-    harbor, other_node, monkeypatch
+    harbor, own_node, monkeypatch
 ) -> None:
-    url, tell = other_node
+    url = own_node.url
     monkeypatch.setenv("SKERRY_URL", url)
     task = harbor.init("killed", "--verifier-mode", "separate")
     (task / "solution" / "solve.sh").write_text(
@@ -123,8 +97,8 @@ def test_a_node_that_is_gone_is_no_reward_and_one_that_comes_back_loses_nothing(
         process = harbor.start(task, "-a", "oracle")
         until(lambda: [info.running_commands for info in ours(client)] == [1])
         running = ours(client)[0].id
-    tell("kill")
-    tell("start")
+    own_node.kill()
+    own_node.start()
     with skerry.connect(url) as client:
         client.sandboxes.get(running).files.write("/app/go", "")
     said, _ = process.communicate(timeout=120)
@@ -135,10 +109,10 @@ def test_a_node_that_is_gone_is_no_reward_and_one_that_comes_back_loses_nothing(
     with skerry.connect(url) as client:
         process = harbor.start(task, "-a", "oracle")
         until(lambda: [info.running_commands for info in ours(client)] == [1])
-    tell("kill")
+    own_node.kill()
     said, _ = process.communicate(timeout=240)
     job = Job(harbor.jobs, process.returncode, said)
-    tell("start")
+    own_node.start()
     assert job.exceptions == ["RuntimeRequestError"], job.log()
     assert job.rewards == [None]
     with skerry.connect(url) as client:
@@ -149,10 +123,10 @@ def test_a_node_that_is_gone_is_no_reward_and_one_that_comes_back_loses_nothing(
     with skerry.connect(url) as client:
         process = harbor.start(task, "-a", "oracle")
         until(lambda: [info.running_commands for info in ours(client)] == [1])
-    tell("kill")
+    own_node.kill()
     (log,) = harbor.jobs.rglob("trial.log")
     until(lambda: process.poll() is not None or "given up" in log.read_text())
-    tell("start")
+    own_node.start()
     said, _ = process.communicate(timeout=240)
     job = Job(harbor.jobs, process.returncode, said)
     assert job.rewards == [None], job.log()

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from skerry.compat.inspect import SkerryConfig, SkerrySandbox
 from skerry.compat.inspect.config import Build, setup_of
-from skerry.compat.inspect.errors import Refused, in_inspects_terms
+from skerry.compat.inspect.errors import TaskRefused, in_inspects_terms
 from skerry.errors import (
     Bug,
     DiskFull,
@@ -123,29 +123,40 @@ def test_build_has_a_recipe_a_context_and_arguments(written) -> None:
         ("cpu = 0", "cpu must be between"),
         ("network = ['10.0.0.1']", "network"),
         ("rollout = 'x'", "no option 'rollout'"),
-        ("sandboxes = 3", "sandboxes is a table"),
+        ("sandboxes = 3", "sandboxes: expected `object"),
+        ("[sandboxes]\na = 3", r"sandboxes\[...\]: expected `object"),
         ("[sandboxes]\n", "sandboxes is a table"),
         ("[sandboxes.a]\n[sandboxes.b]", "which of a, b is the default"),
         ("[sandboxes.a]\ndefault=true\n[sandboxes.b]\ndefault=true", "a and b are both"),
         ("image = 'a'\nbuild = '.'", "no image, no restore beside it"),
         ("build = { dockerfile = 'none' }", "there is no .*none"),
         ("build = { target = 'x' }", "build: no option 'target'"),
-        ("wait = 'long'", "wait is a number"),
+        ("wait = 'long'", "wait: expected `float`, got `str`"),
+        ("wait = true", "wait: expected `float`, got `bool`"),
+        ("wait = -1", "wait: expected `float` >= 0"),
+        ("lease = 0", "lease: expected `float` >= 1"),
+        ("url = 3", "url: expected `str"),
+        ("token = ['a']", "token: expected `str"),
+        ("build = { context = 3 }", "build: context: expected `str`, got `int`"),
+        ("build = { timeout = 'long' }", "build: timeout: expected `float"),
+        ("build = { args = { A = 1 } }", r"build: args\[...\]: expected `str`, got `int`"),
         ("registries = 'docker.io'", r"registries"),
         ("image =", "Invalid value"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(written, content: str, said: str) -> None:
     written("Dockerfile", "FROM debian:12\n")
-    with pytest.raises(Refused, match=said) as error:
+    with pytest.raises(TaskRefused, match=said) as error:
         setup_of(written("skerry.toml", content))
     assert "skerry.toml" in str(error.value)
 
 
 def test_file_of_another_kind_is_refused(written) -> None:
-    with pytest.raises(Refused, match=r"skerry\.toml, a skerry\.yaml, a compose file or a Dockerf"):
+    with pytest.raises(
+        TaskRefused, match=r"skerry\.toml, a skerry\.yaml, a compose file or a Dockerf"
+    ):
         setup_of(written("values.json", "{}"))
-    with pytest.raises(Refused, match="No such file"):
+    with pytest.raises(TaskRefused, match="No such file"):
         setup_of("/nowhere/skerry.toml")
 
 
@@ -205,7 +216,7 @@ def test_fault_of_the_platform_is_none_that_inspect_tells_a_model(error) -> None
 
 def test_loop_of_another_kind_is_refused_before_anything_begins() -> None:
     begun = SkerrySandbox.task_init("task", None)
-    with pytest.raises(Refused, match="asyncio"):
+    with pytest.raises(TaskRefused, match="asyncio"):
         begun.send(None)  # as a loop that is not asyncio's would run it
 
 
@@ -300,7 +311,7 @@ def test_compose_of_a_task_made_in_code_is_taken() -> None:
 )
 def test_what_compose_asks_for_and_a_sandbox_is_not_is_refused(written, lines, said) -> None:
     text = f"services:\n  default:\n    image: a\n    {lines}\n"
-    with pytest.raises(Refused, match=said) as error:
+    with pytest.raises(TaskRefused, match=said) as error:
         setup_of(written("compose.yaml", text))
     assert "compose.yaml" in str(error.value)
 
@@ -308,7 +319,7 @@ def test_what_compose_asks_for_and_a_sandbox_is_not_is_refused(written, lines, s
 def test_networks_and_volumes_of_a_compose_file_are_refused(written) -> None:
     for name in ("networks", "volumes"):
         text = f"services:\n  default: {{image: a, network_mode: none}}\n{name}:\n  shared: {{}}\n"
-        with pytest.raises(Refused, match=name):
+        with pytest.raises(TaskRefused, match=name):
             setup_of(written("compose.yaml", text))
 
 

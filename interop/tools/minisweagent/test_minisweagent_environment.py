@@ -165,6 +165,22 @@ def test_options_are_skerrys_and_nothing_is_ignored():
         made.cleanup()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"cwd": "/no/such"}, "/no/such"),
+        ({"cwd": "/etc/passwd"}, "/etc/passwd"),
+        ({"interpreter": ["no-such-shell", "-c"]}, "no-such-shell"),
+        ({"user": "nobody-such"}, "nobody-such"),
+    ],
+)
+def test_what_no_command_could_run_with_is_told_before_a_model_sees_it(wrong, why):
+    label = secrets.token_hex(8)
+    with pytest.raises(skerry.InvalidRequest, match=f"no command can run in the sandbox: .*{why}"):
+        get_environment(sandboxed(labels={"job": label}, **wrong))
+    assert not sandboxes(job=label)
+
+
 def test_faults_of_the_platform_end_the_run_under_their_name_and_submit_nothing():
     with pytest.raises(skerry.Unavailable):
         get_environment(sandboxed(url="unix:///run/no-such-node.sock"))

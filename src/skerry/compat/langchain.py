@@ -12,6 +12,7 @@ cancelled ends its command inside.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import AsyncIterator, Iterator
 from errno import EISDIR
@@ -27,6 +28,7 @@ from deepagents.backends.sandbox import BaseSandbox
 from skerry import aio
 from skerry.compat.options import CONNECTION, Asked, asked, refuse_unknown
 from skerry.compat.outcome import NOT_STARTED, exit_status, is_of_platform, remarks, shown
+from skerry.compat.reading import read_within
 from skerry.errors import (
     FileDenied,
     FileRefused,
@@ -41,6 +43,8 @@ TIMEOUT_S = 1800.0  # of a command for which nobody said anything
 # A page of 500 KiB that `read` asks for comes as JSON, with up to six bytes a character.
 OUTPUT_LIMIT = 4 * MIB
 FILE_LIMIT = 256 * MIB  # downloads are held in memory, and what is inside is not to be trusted
+
+log = logging.getLogger("skerry.langchain")
 
 
 class SkerryBackend(BaseSandbox):
@@ -143,14 +147,16 @@ class SkerryBackend(BaseSandbox):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with _without_hiding(kind):
+            self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with _without_hiding(kind):
+            await self.aclose()
 
     # --- what BaseSandbox asks for
 
@@ -251,7 +257,7 @@ class SkerryBackend(BaseSandbox):
                 try:
                     await self._sandbox.files.write(path, content)
                 except SkerryError as why:
-                    error = _told(why)
+                    error = _word_of(why)
             answers.append(FileUploadResponse(path=path, error=error))
         return answers
 
@@ -261,17 +267,22 @@ class SkerryBackend(BaseSandbox):
             content, error = None, _misplaced(path)
             if error is None:
                 try:
-                    content = await self._read(path)
+                    content = await read_within(self._sandbox, path, self._file_limit)
                 except SkerryError as why:
-                    error = _told(why)
+                    error = _word_of(why)
             answers.append(FileDownloadResponse(path=path, content=content, error=error))
         return answers
 
-    async def _read(self, path: str) -> bytes:
-        content = await self._sandbox.files.read(path, length=self._file_limit + 1)
-        if len(content) > self._file_limit:
-            raise FileRefused(f"{path}: more than {self._file_limit} bytes", path=path)
-        return content
+
+@contextlib.contextmanager
+def _without_hiding(kind: type[BaseException] | None) -> Iterator[None]:
+    """Where a run has failed already, that its sandbox cannot be ended is only logged."""
+    try:
+        yield
+    except SkerryError as error:
+        if kind is None:
+            raise
+        log.warning("the sandbox is left to end by itself: %s", error)
 
 
 def _seconds(timeout: float | None) -> float | None:
@@ -285,7 +296,7 @@ def _misplaced(path: str) -> str | None:
     return None if path.startswith("/") else "invalid_path"
 
 
-def _told(error: SkerryError) -> str:
+def _word_of(error: SkerryError) -> str:
     """Returns the word that deepagents has for an error; raises those that are not the agent's."""
     if is_of_platform(error):
         raise error

@@ -32,7 +32,8 @@ from skerry.spec.limits import MIB
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 FAILED = -1  # as mini-swe-agent's own environments say it
-_UNAME = ("system", "node", "release", "version", "machine")
+BEGIN_TIMEOUT_S = 60.0
+_UNAME = {"s": "system", "n": "node", "r": "release", "v": "version", "m": "machine"}
 
 
 class SkerryEnvironmentConfig(BaseModel):
@@ -70,7 +71,11 @@ class SkerryEnvironment:
     """
 
     def __init__(self, *, config_class: type = SkerryEnvironmentConfig, **kwargs: Any) -> None:
-        """Makes the sandbox. Raises InvalidRequest for an unknown option, and what `create` raises."""
+        """Makes the sandbox. Raises what `create` raises, and InvalidRequest for an unknown option.
+
+        So it does for a `cwd`, an interpreter or a user that the image has not: a model could only
+        stumble over that, command after command.
+        """
         refuse_unknown(kwargs, _OWN | CONNECTION | CREATION)
         self.config = config_class(**kwargs)
         options = {name: value for name, value in kwargs.items() if name not in _OWN - {"token"}}
@@ -79,14 +84,34 @@ class SkerryEnvironment:
             name: os.environ[name] for name in self.config.forward_env if name in os.environ
         }
         options["env"] = variables | self.config.env
-        self._uname: dict[str, str] = {}
         self._held = _Held(options)
         self._finalizer = weakref.finalize(self, self._held.close)
+        try:
+            self._uname = self._begin()
+        except BaseException:
+            self.cleanup()
+            raise
 
     @property
     def sandbox(self) -> skerry.Sandbox:
         """The sandbox, for what mini-swe-agent has no word for: files, commits, forks."""
         return self._held.sandbox
+
+    def _begin(self) -> dict[str, str]:
+        """Returns what the sandbox says of its system; InvalidRequest if no command can run in it."""
+        said = self._tried(f"for f in {' '.join(_UNAME)}; do uname -$f; done").text
+        if self.config.interpreter:
+            self._tried([*self.config.interpreter, ""])
+        return dict(zip(_UNAME.values(), said.splitlines(), strict=False))
+
+    def _tried(self, line: str | list[str]) -> RunResult:
+        result = self.sandbox.run(line, cwd=self.config.cwd, timeout=BEGIN_TIMEOUT_S)
+        if result.start_error is not None:
+            raise InvalidRequest(
+                f"no command can run in the sandbox: {result.start_error}. Check cwd, interpreter, "
+                f"user, and that image and layers have them (cwd: {self.config.cwd})"
+            )
+        return result
 
     def execute(
         self, action: dict[str, Any], cwd: str = "", *, timeout: float | None = None
@@ -106,11 +131,11 @@ class SkerryEnvironment:
         except InvalidRequest as error:  # the agent wrote what no command can be
             output = _not_run("", "InvalidRequest", str(error))
         else:
-            output = self._told(result, limit)
+            output = self._output_of(result, limit)
         self._check_finished(output)
         return output
 
-    def _told(self, result: RunResult, limit: float) -> dict[str, Any]:
+    def _output_of(self, result: RunResult, limit: float) -> dict[str, Any]:
         text = shown(result, self.config.output_limit)
         if result.timed_out:
             return _not_run(
@@ -131,9 +156,6 @@ class SkerryEnvironment:
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
         """Returns the configuration, what the sandbox says of its system, and `kwargs`."""
-        if not self._uname:
-            said = self.sandbox.run("for f in s n r v m; do uname -$f; done", timeout=60).text
-            self._uname = dict(zip(_UNAME, said.splitlines(), strict=False))
         merged: dict[str, Any] = recursive_merge(self.config.model_dump(), self._uname, kwargs)
         return merged
 

@@ -9,9 +9,10 @@ from contextlib import aclosing
 import msgspec
 
 from skerry.errors import Overloaded, SkerryError, Unavailable
+from skerry.sdk.loss import RECONNECT_FOR_S
 from skerry.sdk.patience import Patience
 from skerry.sdk.stream import frames_of
-from skerry.sdk.transport import RECONNECT_FOR_S, RETRY_MAX_S, Transport
+from skerry.sdk.transport import RETRY_MAX_S, Transport
 from skerry.spec.sandbox import SandboxInfo, SandboxSpec
 from skerry.wire.batch import BatchCreate, BatchEvent
 

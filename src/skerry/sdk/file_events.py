@@ -11,7 +11,8 @@ from contextlib import aclosing
 import msgspec
 
 from skerry.errors import Bug, SkerryError, Unavailable
-from skerry.sdk.transport import RECONNECT_FOR_S, RETRY_FIRST_S, RETRY_MAX_S, Transport
+from skerry.sdk.loss import RECONNECT_FOR_S
+from skerry.sdk.transport import RETRY_FIRST_S, RETRY_MAX_S, Transport
 from skerry.spec.files import WatchEvent, WatchKind
 from skerry.wire.files import FILE_EVENT_BYTES_MAX, FileEvent, event_from_wire
 

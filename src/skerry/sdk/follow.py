@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from skerry.errors import Unavailable
+from skerry.sdk.loss import RECONNECT_FOR_S
 from skerry.sdk.stream import events_of
-from skerry.sdk.transport import RECONNECT_FOR_S, RETRY_FIRST_S, RETRY_MAX_S, Transport
+from skerry.sdk.transport import RETRY_FIRST_S, RETRY_MAX_S, Transport
 from skerry.wire.http import StreamEvent
 
 

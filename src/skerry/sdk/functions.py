@@ -20,8 +20,9 @@ from skerry.errors import InvalidRequest, OutcomeUnknown, Overloaded, SkerryErro
 from skerry.sdk.call_inputs import CallInputs, with_inputs
 from skerry.sdk.call_stream import OnOutput, StreamedCall
 from skerry.sdk.function_options import CallOptions, InputFiles, call_of, environment_of
+from skerry.sdk.loss import RECONNECT_FOR_S
 from skerry.sdk.patience import SERVER_WAIT_S, Patience
-from skerry.sdk.transport import RECONNECT_FOR_S, RETRY_FIRST_S, RETRY_MAX_S, Transport
+from skerry.sdk.transport import RETRY_FIRST_S, RETRY_MAX_S, Transport
 from skerry.sdk.typed import typed
 from skerry.spec.function import CallSpec, Isolation
 from skerry.spec.function_result import CallResult, PoolInfo, Prewarm

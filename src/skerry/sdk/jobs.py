@@ -20,11 +20,12 @@ from msgspec import UNSET, UnsetType
 from skerry.errors import InvalidRequest, SkerryError, Unavailable
 from skerry.sdk.heart import Heart
 from skerry.sdk.images import AsyncImages
+from skerry.sdk.loss import RECONNECT_FOR_S
 from skerry.sdk.rollout_job import RolloutJob
 from skerry.sdk.running import CANCEL_WITHIN_S
 from skerry.sdk.sandboxes import AsyncSandboxes
 from skerry.sdk.stream import frames_of
-from skerry.sdk.transport import RECONNECT_FOR_S, RETRY_MAX_S, Transport
+from skerry.sdk.transport import RETRY_MAX_S, Transport
 from skerry.sdk.typed import typed, wrong_type
 from skerry.spec.job import JobInfo, JobSpec, OnLost, Resume
 from skerry.wire.jobs import JobChange, JobMoved, JobQueue, JobStep

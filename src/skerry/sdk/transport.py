@@ -10,7 +10,6 @@ import asyncio
 import io
 import random
 import re
-from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from typing import Any, TypeVar, overload
@@ -23,8 +22,10 @@ from yarl import URL
 
 from skerry.errors import Bug, InvalidRequest, OutcomeUnknown, SkerryError, Unavailable
 from skerry.sdk.debts import Debts
+from skerry.sdk.heads import fixed_lines, node_of
 from skerry.sdk.identity import Direct
 from skerry.sdk.links import Links
+from skerry.sdk.loss import Loss, extended
 from skerry.sdk.pool import not_sent
 from skerry.sdk.unary import WHOLE_BYTES_MAX, BadAnswer
 from skerry.wire.http import MSGPACK, OWNER_HEADER, ErrorBody
@@ -33,8 +34,6 @@ from skerry.wire.pieces import PIECES, PieceReader
 T = TypeVar("T")
 Query = dict[str, str] | list[tuple[str, str]] | None
 
-RECONNECT_FOR_S = 60.0  # how long a repeatable request looks for a node that went away
-HELD_S = 15.0  # a request that was lost after more than this had reached the node
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 2.0
 
@@ -59,10 +58,11 @@ class Transport(Direct):
         self.debts = Debts()
         self._token = token
         self.closed = False
+        self._loss = Loss()
         self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, Links] = WeakKeyDictionary()
-        self._url = _node_of(self.base)
+        self._url = node_of(self.base)
         self._root = self._url.raw_path.rstrip("/")
-        self._fixed = _fixed_lines(self._url, token)
+        self._fixed = fixed_lines(self._url, token)
 
     def another(self) -> Transport:
         """Returns one to the same node with connections of its own, for another loop at that time."""
@@ -170,7 +170,8 @@ class Transport(Direct):
         The body is a value, or else `content` as it is.
 
         With `repeatable` a lost connection, or the answer of a node that is ending, is followed by
-        the same request again, for a minute from the loss.
+        the same request again, for a minute from the loss. What only frees something (DELETE) has no
+        minute of its own where another request has found the loss before.
         """
         data = content if body is None else encode(body)
         raw = await self._exchange(method, path, data, params, repeatable=repeatable)
@@ -202,7 +203,7 @@ class Transport(Direct):
         once: bool = False,
     ) -> bytes:
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + RECONNECT_FOR_S
+        give_up = self._loss.give_up_at(loop.time(), method, path)
         pause = RETRY_FIRST_S
         head = self._head(method, path, params, None if data is None else len(data))
         while True:
@@ -211,6 +212,8 @@ class Transport(Direct):
                 # Connections that lie ready may be closed ones: GET changes nothing.
                 again = repeatable or method == "GET"
                 status, raw = await self._linked().pool.ask(head, data, again=again)
+                if status < 500:
+                    self._loss.heard()
                 if not 200 <= status < 300:
                     raise error_of(raw, status, self.where)
                 return raw
@@ -219,14 +222,18 @@ class Transport(Direct):
                 # One that is being drained does not change its mind soon: the caller must know.
                 again = (repeatable or once) and "retry_after_s" in error.fields
                 again = again and error.fields.get("reason") != "draining"
-                give_up = _patience(give_up, began, loop.time())
+                if again:
+                    self._loss.missed(loop.time())
+                give_up = extended(give_up, began, loop.time())
                 if not again or loop.time() + pause > give_up:
                     raise
             except (BadAnswer, OSError) as error:
                 if once and not not_sent(error):
                     lost = f"the answer of {self.where} was lost: {error}; it may have been done"
                     raise OutcomeUnknown(lost) from error
-                give_up = _patience(give_up, began, loop.time())
+                if not isinstance(error, BadAnswer):
+                    self._loss.missed(loop.time())
+                give_up = extended(give_up, began, loop.time())
                 again = (repeatable or once) and not isinstance(error, BadAnswer)
                 if not again or loop.time() + pause > give_up:
                     raise Unavailable(f"cannot reach the node at {self.where}: {error}") from error
@@ -268,6 +275,7 @@ class Transport(Direct):
                 connection = response.connection
                 carrier = connection.transport if connection is not None else None
                 raw = await response.read()
+                self._loss.heard()
                 if not whole and carrier is not None:
                     # Refused early: what is still to be sent would keep the connection open.
                     cut(carrier)
@@ -300,6 +308,7 @@ class Transport(Direct):
                 data=_body(data),
                 headers=headers,
             ) as response:
+                self._loss.heard()
                 if response.status >= 400:
                     raise error_of(await response.read(), response.status, self.where)
                 if accept not in (None, response.content_type):
@@ -339,34 +348,6 @@ def cut(carrier: asyncio.WriteTransport) -> None:
     """
     if not carrier.is_closing() or carrier.get_write_buffer_size():
         carrier.abort()
-
-
-def _patience(give_up: float, began: float, now: float) -> float:
-    """Returns until when to look for the node: the minute counts from the loss of a long request."""
-    return now + RECONNECT_FOR_S if now - began > HELD_S else give_up
-
-
-def _node_of(base: str) -> URL:
-    try:
-        url = URL(base)
-        if url.host and url.port:
-            return url
-    except ValueError:
-        pass
-    raise InvalidRequest(f"{base!r} is no node's address: write http://HOST:PORT")
-
-
-def _fixed_lines(url: URL, token: str | None) -> str:
-    """Returns the lines that every request of our own has in its head."""
-    lines = f"Host: {url.host_port_subcomponent}\r\nAccept: {MSGPACK}\r\n"
-    if token:
-        if not token.isascii() or not token.isprintable():
-            raise InvalidRequest("token: it holds what no header may hold, such as a line's end")
-        lines += f"Authorization: Bearer {token}\r\n"
-    elif url.user is not None:
-        pair = f"{url.user}:{url.password or ''}".encode()
-        lines += f"Authorization: Basic {b64encode(pair).decode()}\r\n"
-    return lines
 
 
 def _body(data: bytes | None) -> bytes | io.BytesIO | None:

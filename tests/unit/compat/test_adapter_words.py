@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from errno import EFBIG
+from types import SimpleNamespace
+
 import pytest
 
 from skerry.compat.options import asked
 from skerry.compat.outcome import exit_status, is_of_platform, remarks, shown
+from skerry.compat.reading import FileTooLong, read_within
 from skerry.errors import Bug, FileRefused, InvalidRequest, NotFound, SandboxFailed, Unavailable
 from skerry.sdk.options import spec_of
 from skerry.spec.command import RunResult
@@ -76,3 +80,20 @@ def test_faults_of_the_platform_are_told_from_the_agents() -> None:
         InvalidRequest(""),
     ):
         assert not is_of_platform(other)
+
+
+async def test_a_file_that_is_too_long_is_refused_and_no_more_of_it_is_read() -> None:
+    asked = []
+
+    class Files:
+        async def read(self, path: str, *, length: int, user: str | None) -> bytes:
+            asked.append((path, length, user))
+            return b"x" * min(length, 10)
+
+    sandbox = SimpleNamespace(files=Files())
+    assert await read_within(sandbox, "/a", 10, user="u") == b"x" * 10  # type: ignore[arg-type]
+    with pytest.raises(FileTooLong, match="/b: more than 9 bytes") as raised:
+        await read_within(sandbox, "/b", 9)  # type: ignore[arg-type]
+    assert asked == [("/a", 11, "u"), ("/b", 10, None)]
+    assert raised.value.fields == {"errno": EFBIG, "path": "/b"}
+    assert not is_of_platform(raised.value)

@@ -18,7 +18,8 @@ from rogue import Peer, on_both_loops, rogue, saying
 
 from skerry.errors import InvalidRequest, OutcomeUnknown, Unavailable
 from skerry.sdk.dial import CONNECT_TIMEOUT_S, kept_alive
-from skerry.sdk.transport import RECONNECT_FOR_S, Transport, _patience
+from skerry.sdk.loss import RECONNECT_FOR_S, extended
+from skerry.sdk.transport import Transport
 from skerry.wire.http import ErrorBody
 
 
@@ -104,9 +105,9 @@ def test_a_loops_connections_end_with_it() -> None:
 def test_minute_of_patience_counts_from_the_loss_of_a_long_request() -> None:
     """A node that restarts under a command of hours costs its caller time, not the result."""
     began, give_up = 100.0, 100.0 + RECONNECT_FOR_S
-    assert _patience(give_up, began, began + 7200) == began + 7200 + RECONNECT_FOR_S
+    assert extended(give_up, began, began + 7200) == began + 7200 + RECONNECT_FOR_S
     # What was refused, or not even connected, is no loss: such a node is given up.
-    assert _patience(give_up, began, began + CONNECT_TIMEOUT_S + 1) == give_up
+    assert extended(give_up, began, began + CONNECT_TIMEOUT_S + 1) == give_up
 
 
 async def test_connection_to_another_host_is_probed_while_a_command_says_nothing() -> None:

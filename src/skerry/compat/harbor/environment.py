@@ -328,7 +328,7 @@ class SkerryEnvironment(BaseEnvironment):
     ) -> ExecResult:
         """Runs a shell line; a timeout or what cannot start is a result (124, 126, 127)."""
         who = self._resolve_user(user)
-        sandbox, told = self._sandbox, self._output_callback()
+        sandbox, on_output = self._sandbox, self._output_callback()
         asked: dict[str, Any] = {
             "env": self._merge_env(env),
             "cwd": cwd,
@@ -337,9 +337,11 @@ class SkerryEnvironment(BaseEnvironment):
             "output_limit": OUTPUT_LIMIT,
         }
         async with self._judged(shlex.join(command.split()[:8])):
-            if told is None:
+            if on_output is None:
                 return result_of(await sandbox.run(command, **asked), timeout_sec)
-            return result_of(await chunked(sandbox.stream(command, **asked), told), timeout_sec)
+            return result_of(
+                await chunked(sandbox.stream(command, **asked), on_output), timeout_sec
+            )
 
 
 def _check_mount(mount: Any) -> None:

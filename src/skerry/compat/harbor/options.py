@@ -6,6 +6,9 @@ from harbor.environments.options import EnvironmentOptions
 from pydantic import Field
 
 from skerry.compat.options import IDLE_TIMEOUT_S
+from skerry.spec.sandbox import SandboxSpec
+
+_SPEC = SandboxSpec()  # what holds for every sandbox of which nobody says otherwise
 
 
 class SkerryOptions(EnvironmentOptions):
@@ -20,13 +23,15 @@ class SkerryOptions(EnvironmentOptions):
         description="Of that node. Harbor writes options into its records: SKERRY_TOKEN is better.",
         exclude=True,
     )
-    backend: str = Field(default="container", description="What runs the sandboxes.")
+    backend: str = Field(default=_SPEC.backend, description="What runs the sandboxes.")
     layers: list[str] = Field(
         default_factory=list, description="Toolkits and workspaces above the task's own image."
     )
-    cpu: float = Field(default=1.0, description="Cores, where neither task nor job says cpus.")
+    cpu: float = Field(
+        default=_SPEC.cpu, description="Cores, where neither task nor job says cpus."
+    )
     cpu_class: str = Field(
-        default="latency-sensitive", description="Or best-effort: cores that others leave."
+        default=str(_SPEC.cpu_class), description="Or best-effort: cores that others leave."
     )
     memory: str | int = Field(
         default="4GiB", description="Limit, where neither task nor job says memory."
@@ -35,7 +40,7 @@ class SkerryOptions(EnvironmentOptions):
         default=None, description="Limit of what is written, where nobody says storage."
     )
     pids: int = Field(default=4096, description="Most processes and threads.")
-    nofile: int = Field(default=4096, description="Most open files of a process.")
+    nofile: int = Field(default=_SPEC.nofile, description="Most open files of a process.")
     idle_timeout: float | None = Field(
         default=IDLE_TIMEOUT_S,
         description="Seconds without a command after which a sandbox is removed.",
@@ -43,7 +48,7 @@ class SkerryOptions(EnvironmentOptions):
     ttl: float | None = Field(
         default=None, description="Seconds after which a sandbox ends anyway."
     )
-    priority: int = Field(default=0, description="-10 to 10: who waits less for room.")
+    priority: int = Field(default=_SPEC.priority, description="-10 to 10: who waits less for room.")
     durability: str | None = Field(default=None, description="Of records: process, local, shared.")
     labels: dict[str, str] = Field(default_factory=dict, description="Beside harness, task, trial.")
     public: list[str] = Field(

@@ -19,7 +19,7 @@ from skerry.wire.http import StreamEvent
 OUTPUT_LIMIT = 16 * MIB  # of each stream; beyond it output is cut, and stderr says so
 STREAMS = ("stdout", "stderr")
 
-Told = Callable[[str, Any], Awaitable[None]]
+OnOutput = Callable[[str, Any], Awaitable[None]]
 
 
 def result_of(result: RunResult, timeout_sec: float | None) -> ExecResult:
@@ -31,7 +31,7 @@ def result_of(result: RunResult, timeout_sec: float | None) -> ExecResult:
     return ExecResult(stdout=result.text, stderr=errors, return_code=exit_status(result))
 
 
-async def chunked(events: AsyncIterator[StreamEvent], told: Told) -> RunResult:
+async def chunked(events: AsyncIterator[StreamEvent], on_output: OnOutput) -> RunResult:
     """Passes output on as it comes, no character torn over two pieces; returns it with the result."""
     decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in STREAMS}
     kept = {name: bytearray() for name in STREAMS}
@@ -45,7 +45,7 @@ async def chunked(events: AsyncIterator[StreamEvent], told: Told) -> RunResult:
                 truncated |= len(data) > room
                 kept[name] += data[:room]
                 if text := decoders[name].decode(data, event.result is not None):
-                    await told(text, name)
+                    await on_output(text, name)
     if result is None:
         raise OutcomeUnknown("the command's output ended without its result")
     stdout, stderr = (bytes(kept[name]) for name in STREAMS)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from skerry.compat.inspect.errors import Refused
+from skerry.compat.inspect.errors import TaskRefused
 
 # Of the first process of a service: there is none in a sandbox.
 _OF_NO_PROCESS = frozenset(
@@ -26,10 +26,10 @@ _EXTENSION = "x-skerry"
 
 
 def sandboxes_of(compose: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the options of each service by its name; raises Refused for what no sandbox can be."""
+    """Returns the options of each service by its name; raises TaskRefused for what no sandbox can be."""
     for name in ("volumes", "networks"):
         if compose.get(name):
-            raise Refused(
+            raise TaskRefused(
                 f"{name}: sandboxes share no {name}, neither with the host nor each other"
             )
     return {
@@ -69,8 +69,8 @@ class _Service:
             )
         return self._made | own
 
-    def _refused(self, key: str, why: str) -> Refused:
-        return Refused(f"services.{self._name}.{key}: {why}")
+    def _refused(self, key: str, why: str) -> TaskRefused:
+        return TaskRefused(f"services.{self._name}.{key}: {why}")
 
     def _no_variables(self, value: object) -> None:
         if isinstance(value, str) and "${" in value:

@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import yaml
@@ -26,7 +26,7 @@ from inspect_ai.util import ComposeConfig, is_compose_yaml, is_dockerfile, parse
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from skerry.compat.inspect.compose import sandboxes_of
-from skerry.compat.inspect.errors import Refused
+from skerry.compat.inspect.errors import TaskRefused
 from skerry.errors import SkerryError
 from skerry.sdk.bases import ImageSources
 from skerry.sdk.options import SandboxOptions, spec_of
@@ -36,10 +36,8 @@ DEFAULT = "default"
 # The sandboxes belong to the sample that they are made for.
 _OPTIONS = tuple(name for name in SandboxOptions.__annotations__ if name not in {"rollout", "job"})
 _ONE = ("backend", "build", *_OPTIONS)
-_BUILD = ("dockerfile", "context", "args", "network", "memory", "timeout")
-_SOURCES = ("images", "registries", "authfile")
-_ALL = ("url", "token", "wait", "sandboxes", *_SOURCES, *_ONE)
 WAIT_S = 3600.0  # a sample waits for room as it would for one of Inspect's own turns
+LEASE_S = 3600.0  # what a killed evaluation leaves is gone by then
 
 
 @dataclass(frozen=True)
@@ -70,12 +68,35 @@ class Setup:
     url: str | None = None
     token: str | None = None
     wait: float = WAIT_S
+    lease: float = LEASE_S
 
 
-class _Sources(msgspec.Struct):
-    images: dict[str, str] | None  # other names for layers
-    registries: list[str] | None
-    authfile: str | None
+class _Shared(msgspec.Struct):
+    """What stands once in a file, for all its sandboxes."""
+
+    url: str | None = None
+    token: str | None = None
+    wait: Annotated[float, msgspec.Meta(ge=0)] = WAIT_S
+    lease: Annotated[float, msgspec.Meta(ge=1)] = LEASE_S
+    images: dict[str, str] | None = None  # other names for layers
+    registries: list[str] | None = None
+    authfile: str | None = None
+    sandboxes: dict[str, dict[str, Any]] | None = None
+
+
+class _Recipe(msgspec.Struct):
+    """What a `build` may say."""
+
+    dockerfile: str = "Dockerfile"
+    context: str = "."
+    args: dict[str, str] | None = None
+    network: list[str] | None = None
+    memory: str | int | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
+_ALL = (*_Shared.__struct_fields__, *_ONE)
+_T = TypeVar("_T", _Shared, _Recipe)
 
 
 class SkerryConfig(BaseModel):
@@ -91,7 +112,7 @@ class SkerryConfig(BaseModel):
     def _sound(self) -> SkerryConfig:
         try:
             _setup_of(self.model_dump(), Path(), "SkerryConfig")
-        except Refused as error:
+        except TaskRefused as error:
             raise ValueError(str(error)) from None
         return self
 
@@ -100,7 +121,7 @@ class SkerryConfig(BaseModel):
 
 
 def setup_of(config: BaseModel | str | None) -> Setup:
-    """Returns what a task's or sample's sandbox configuration asks for; raises Refused, naming it."""
+    """Returns what a task's or sample's sandbox file asks for; TaskRefused names what is wrong."""
     if config is None:
         return _setup_of({}, Path(), "sandbox")
     if isinstance(config, ComposeConfig):
@@ -115,9 +136,9 @@ def setup_of(config: BaseModel | str | None) -> Setup:
             return _of_compose(parse_compose_yaml(config), path.parent, path.name)
         content = _content(path)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise Refused(f"{config}: {error}") from None
+        raise TaskRefused(f"{config}: {error}") from None
     if not isinstance(content, dict):
-        raise Refused(f"{config}: it holds no options")
+        raise TaskRefused(f"{config}: it holds no options")
     return _setup_of(content, path.parent, path.name)
 
 
@@ -127,29 +148,26 @@ def _content(path: Path) -> object:
     if path.suffix in {".yaml", ".yml"}:
         content: object = yaml.safe_load(path.read_text())
         return content
-    raise Refused(f"{path}: write a skerry.toml, a skerry.yaml, a compose file or a Dockerfile")
+    raise TaskRefused(f"{path}: write a skerry.toml, a skerry.yaml, a compose file or a Dockerfile")
 
 
 def _of_compose(config: ComposeConfig, place: Path, where: str) -> Setup:
     try:
         asked = sandboxes_of(config.model_dump(by_alias=True, exclude_none=True))
-    except Refused as error:
-        raise Refused(f"{where}: {error}") from None
+    except TaskRefused as error:
+        raise TaskRefused(f"{where}: {error}") from None
     return _setup_of({"sandboxes": asked}, place, where)
 
 
 def _setup_of(content: Mapping[str, Any], place: Path, where: str) -> Setup:
     _known(content, _ALL, where)
+    whole = _typed(content, _Shared, where)
     shared = {name: value for name, value in content.items() if name in _ONE}
-    named = content.get("sandboxes")
-    if named is None:
-        named = {DEFAULT: {}}
-    elif not isinstance(named, dict) or not named:
-        raise Refused(f"{where}: sandboxes is a table of tables, one for each sandbox")
+    named = {DEFAULT: {}} if whole.sandboxes is None else whole.sandboxes
+    if not named:
+        raise TaskRefused(f"{where}: sandboxes is a table of tables, one for each sandbox")
     wanted, chosen = [], []
     for name, options in named.items():
-        if not isinstance(options, dict):
-            raise Refused(f"{where}: sandboxes.{name} is a table of options")
         _known(options, ("default", *_ONE), f"{where}: sandboxes.{name}")
         # An image that one sandbox has of its own takes the place of the build of all, and the reverse.
         own = {"image", "build", "restore"} & options.keys()
@@ -162,38 +180,34 @@ def _setup_of(content: Mapping[str, Any], place: Path, where: str) -> Setup:
         wanted.append(_wanted(name, asked, place, f"{where}: sandboxes.{name}"))
     first = _default(list(named), chosen, where)
     wanted.sort(key=lambda one: one.name != first)
-    wait = content.get("wait", WAIT_S)
-    if isinstance(wait, bool) or not isinstance(wait, int | float) or wait < 0:
-        raise Refused(f"{where}: wait is a number of seconds")
-    return Setup(
-        tuple(wanted),
-        _sources(content, place, where),
-        content.get("url"),
-        content.get("token"),
-        wait,
+    sources = ImageSources(
+        aliases=whole.images or {},
+        registries=tuple(whole.registries or ()),
+        authfile=None if whole.authfile is None else place / whole.authfile,
     )
+    return Setup(tuple(wanted), sources, whole.url, whole.token, whole.wait, whole.lease)
 
 
-def _sources(content: Mapping[str, Any], place: Path, where: str) -> ImageSources:
+def _typed(content: Mapping[str, Any], kind: type[_T], where: str) -> _T:
+    """Returns what of the content is of that kind; what is of the wrong type is named."""
     try:
-        asked = msgspec.convert({name: content.get(name) for name in _SOURCES}, _Sources)
+        return msgspec.convert(
+            {name: content[name] for name in kind.__struct_fields__ if name in content}, kind
+        )
     except msgspec.ValidationError as error:
-        raise Refused(f"{where}: {error}") from None
-    return ImageSources(
-        aliases=asked.images or {},
-        registries=tuple(asked.registries or ()),
-        authfile=None if asked.authfile is None else place / asked.authfile,
-    )
+        why, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`") or "it"
+        raise TaskRefused(f"{where}: {name}: {why[:1].lower()}{why[1:]}") from None
 
 
 def _default(names: list[str], chosen: list[str], where: str) -> str:
     if len(chosen) > 1:
-        raise Refused(f"{where}: {' and '.join(chosen)} are both the default")
+        raise TaskRefused(f"{where}: {' and '.join(chosen)} are both the default")
     if chosen:
         return chosen[0]
     if DEFAULT in names or len(names) == 1:
         return DEFAULT if DEFAULT in names else names[0]
-    raise Refused(
+    raise TaskRefused(
         f"{where}: which of {', '.join(names)} is the default? Name it `default`, "
         "or set default = true in it (in a compose file: x-default: true)"
     )
@@ -205,12 +219,14 @@ def _wanted(name: str, asked: dict[str, Any], place: Path, where: str) -> Wanted
     made = None
     if build is not None:
         if options.keys() & {"image", "restore"}:
-            raise Refused(f"{where}: build says what the image is: no image, no restore beside it")
+            raise TaskRefused(
+                f"{where}: build says what the image is: no image, no restore beside it"
+            )
         made = _build(build, place, where)
     try:
         spec_of(backend, **options)
     except (SkerryError, TypeError) as error:
-        raise Refused(f"{where}: {error}") from None
+        raise TaskRefused(f"{where}: {error}") from None
     return Wanted(name, backend, options, made)
 
 
@@ -218,20 +234,25 @@ def _build(build: object, place: Path, where: str) -> Build:
     if isinstance(build, str):
         build = {"context": build}
     if not isinstance(build, dict):
-        raise Refused(f"{where}: build is a table with dockerfile and context")
-    _known(build, _BUILD, f"{where}: build")
-    context = (place / build.get("context", ".")).resolve()
-    dockerfile = (context / build.get("dockerfile", "Dockerfile")).resolve()
+        raise TaskRefused(f"{where}: build is a table with dockerfile and context")
+    _known(build, _Recipe.__struct_fields__, f"{where}: build")
+    recipe = _typed(build, _Recipe, f"{where}: build")
+    context = (place / recipe.context).resolve()
+    dockerfile = (context / recipe.dockerfile).resolve()
     if not dockerfile.is_file():
-        raise Refused(f"{where}: there is no {dockerfile}")
-    more = {name: build[name] for name in _BUILD[2:] if name in build}
-    if "network" in more:
-        more["network"] = tuple(more["network"])
-    if "args" in more:
-        more["args"] = tuple(sorted(more["args"].items()))
-    return Build(dockerfile, context, tuple(sorted(more.items())))
+        raise TaskRefused(f"{where}: there is no {dockerfile}")
+    more = {
+        "args": None if recipe.args is None else tuple(sorted(recipe.args.items())),
+        "network": None if recipe.network is None else tuple(recipe.network),
+        "memory": recipe.memory,
+        "timeout": recipe.timeout,
+    }
+    given = ((name, value) for name, value in more.items() if value is not None)
+    return Build(dockerfile, context, tuple(given))
 
 
 def _known(content: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     if unknown := [str(name) for name in content if name not in known]:
-        raise Refused(f"{where}: no option {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise TaskRefused(
+            f"{where}: no option {unknown[0]!r}; there are {', '.join(sorted(known))}"
+        )

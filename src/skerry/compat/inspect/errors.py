@@ -11,12 +11,26 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from inspect_ai.tool import ToolError
-from inspect_ai.util import SandboxUnavailableError
+from inspect_ai.util import (
+    OutputLimitExceededError,
+    SandboxEnvironmentLimits,
+    SandboxUnavailableError,
+)
 from rich.markup import escape
 
-from skerry.errors import FileDenied, FileRefused, InvalidRequest, NotFound, SandboxFailed
+from skerry.compat.outcome import is_of_platform
+from skerry.compat.reading import FileTooLong
+from skerry.errors import (
+    FileDenied,
+    FileRefused,
+    InvalidRequest,
+    NotFound,
+    SandboxFailed,
+    SkerryError,
+)
 
 try:  # shown without a traceback; no part of its public names
     from inspect_ai._util.error import PrerequisiteError
@@ -30,7 +44,7 @@ _OS = {
 }
 
 
-class Refused(PrerequisiteError):
+class TaskRefused(PrerequisiteError):
     """A task asks for a sandbox that there cannot be; the message names what, and what to do."""
 
     def __init__(self, message: str) -> None:
@@ -43,25 +57,27 @@ def in_inspects_terms(file: str | None = None) -> Iterator[None]:
     """Raises what happens in the block as Inspect knows it; `file` is the path that the caller gave."""
     try:
         yield
-    except (FileRefused, NotFound) as error:
-        number = error.fields.get("errno")
-        if isinstance(error, NotFound) and "path" not in error.fields:
-            raise  # the sandbox itself is gone, and nobody inside can have done that
-        if isinstance(error, FileDenied):
-            raise PermissionError(
-                number or errno.EACCES, os.strerror(number or errno.EACCES), file
-            ) from error
-        number = number or errno.ENOENT
-        if number in _OS:
-            raise _OS[number](number, os.strerror(number), file) from error
-        raise ToolError(error.message) from error
-    except InvalidRequest as error:
-        # An argument that is too long, for instance.
-        raise ToolError(error.message) from error
-    except SandboxFailed as error:
-        if "lost" in error.fields:
+    except (FileRefused, NotFound, InvalidRequest, SandboxFailed) as error:
+        if is_of_platform(error):
             raise
-        raise SandboxUnavailableError(error.message) from error
+        raise _of_agent(error, file) from error
+
+
+def _of_agent(error: SkerryError, file: str | None) -> Any:
+    if isinstance(error, FileTooLong):
+        return OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
+    if isinstance(error, SandboxFailed):
+        return SandboxUnavailableError(error.message)
+    if isinstance(error, InvalidRequest):  # an argument that is too long, for instance
+        return ToolError(error.message)
+    number = error.fields.get("errno")
+    if isinstance(error, FileDenied):
+        number = number or errno.EACCES
+        return PermissionError(number, os.strerror(number), file)
+    number = number or errno.ENOENT
+    if number in _OS:
+        return _OS[number](number, os.strerror(number), file)
+    return ToolError(error.message)
 
 
 def no_nul(*texts: str | None) -> None:

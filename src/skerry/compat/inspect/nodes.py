@@ -19,12 +19,14 @@ from weakref import WeakKeyDictionary
 
 from skerry.aio import Client, Sandbox, connect
 from skerry.compat.inspect.config import Build, Setup, Wanted
+from skerry.compat.inspect.lease import Lease
 from skerry.errors import NotFound, SkerryError
 from skerry.sdk.bases import ImageSources
 from skerry.spec.limits import LABEL_BYTES_MAX
 from skerry.spec.sandbox import IMAGE_DEFAULT
 
 HARNESS = {"harness": "inspect"}
+TOLD_MAX = 10
 logger = logging.getLogger(__name__)
 
 
@@ -38,6 +40,7 @@ class Node:
 
     def __init__(self, url: str | None, token: str | None) -> None:
         self.users = 0  # configurations that Inspect has started, and not yet ended
+        self.lease = Lease()
         self.made: dict[str, str] = {}  # by id; which sample each is of
         self._url = url or os.environ.get("SKERRY_URL")
         self._client = connect(url, token)
@@ -55,6 +58,7 @@ class Node:
 
     async def close(self) -> None:
         """Nothing is asked afterwards; an embedded node ends with its last client."""
+        await self.lease.end()
         if self._opened:
             await self._client.__aexit__()
 
@@ -68,8 +72,13 @@ class Node:
         client = await self.client()
         options = one.options | await self._made_of(one, setup.sources)
         options["labels"] = (options.get("labels") or {}) | labels | {"sandbox": one.name}
+        leased = not {"ttl", "idle_timeout"} & options.keys()  # else the task says how long
+        if leased:
+            options["ttl"] = setup.lease
         sandbox = await client.sandboxes.create(one.backend, wait=setup.wait, **options)
         self.made[sandbox.id] = sample
+        if leased:
+            self.lease.hold(sandbox, setup.lease)
         return sandbox
 
     async def _made_of(self, one: Wanted, sources: ImageSources) -> dict[str, Any]:
@@ -108,17 +117,31 @@ class Node:
         )
         return (made.recipe["base"], made.pinned)
 
-    async def remove(self, ids: Iterable[str]) -> None:
-        """Destroys sandboxes; what cannot be reached now stays in `made`, and a warning tells of it."""
+    async def remove(self, ids: Iterable[str]) -> str:
+        """Destroys sandboxes, and returns why some could not be reached: those stay in `made`."""
+        why = ""
         for sandbox in list(ids):
+            self.lease.let_go(sandbox)
             try:
                 await (await self.client()).sandboxes.destroy_many([sandbox])
             except NotFound:
                 pass
             except SkerryError as error:
-                logger.warning("sandbox %s could not be removed: %s", sandbox, error.message)
+                why = error.message
                 continue
             self.made.pop(sandbox, None)
+        return why
+
+    async def remove_all(self) -> None:
+        """Destroys what is left of `made`; a warning tells what could not be reached."""
+        if why := await self.remove(self.made):
+            logger.warning(
+                "%d sandboxes could not be removed, and end by themselves if the node lives (%s): %s",
+                len(self.made),
+                ", ".join(list(self.made)[:TOLD_MAX])
+                + (", ..." if len(self.made) > TOLD_MAX else ""),
+                why,
+            )
 
     def command(self, sandbox: str, user: str | None, workdir: str | None) -> str:
         """Returns a shell line that opens a terminal in a sandbox. It holds no token."""

@@ -21,9 +21,10 @@ from typing_extensions import override
 
 from skerry.aio import RunResult, Sandbox, State
 from skerry.compat.inspect.config import FILES, SkerryConfig, setup_of
-from skerry.compat.inspect.errors import Refused, in_inspects_terms, no_nul
+from skerry.compat.inspect.errors import TaskRefused, in_inspects_terms, no_nul
 from skerry.compat.inspect.nodes import HARNESS, Node, leave, mine, node_of
 from skerry.compat.outcome import exit_status
+from skerry.compat.reading import read_within
 from skerry.errors import SkerryError
 from skerry.sdk.client import AsyncClient
 from skerry.spec.limits import LABEL_BYTES_MAX, OUTPUT_LIMIT_MAX
@@ -72,7 +73,7 @@ class SkerrySandbox(SandboxEnvironment):
     @classmethod
     @override
     async def task_init(cls, task_name: str, config: Config) -> None:
-        """Returns when the node answers and every image is there, or built; raises Refused."""
+        """Returns when the node answers and every image is there, or built; raises TaskRefused."""
         _on_asyncio()
         setup = setup_of(config)
         node = node_of(setup)
@@ -83,7 +84,7 @@ class SkerrySandbox(SandboxEnvironment):
             with anyio.CancelScope(shield=True):
                 await _done(node)
             if isinstance(error, SkerryError):  # nothing has begun: shown without a traceback
-                raise Refused(error.message) from error
+                raise TaskRefused(error.message) from error
             raise
 
     @classmethod
@@ -131,8 +132,8 @@ class SkerrySandbox(SandboxEnvironment):
         node = node_of(setup_of(config))
         with anyio.CancelScope(shield=True):
             if cleanup:
-                await node.remove(list(node.made))
-            await _done(node, told=not cleanup)
+                await node.remove_all()
+            await _done(node, keep=not cleanup)
 
     @classmethod
     @override
@@ -194,9 +195,7 @@ class SkerrySandbox(SandboxEnvironment):
         no_nul(file)
         limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         with in_inspects_terms(file):
-            content = await self.sandbox.files.read(self._path(file), length=limit + 1)
-        if len(content) > limit:
-            raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
+            content = await read_within(self.sandbox, self._path(file), limit)
         return content.decode("utf-8") if text else content
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
@@ -220,7 +219,7 @@ def _on_asyncio() -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        raise Refused("sandboxes of Skerry need Inspect's asyncio backend, not trio") from None
+        raise TaskRefused("sandboxes of Skerry need Inspect's asyncio backend, not trio") from None
 
 
 async def _workdir(sandbox: Sandbox) -> str:
@@ -229,11 +228,12 @@ async def _workdir(sandbox: Sandbox) -> str:
     return where.text.rstrip("\n") if where.ok and where.text.startswith("/") else "/"
 
 
-async def _done(node: Node, *, told: bool = False) -> None:
+async def _done(node: Node, *, keep: bool = False) -> None:
     node.users -= 1
     if node.users > 0:
         return
-    if told and node.made:
+    if keep and node.made:
+        await node.lease.give_up()
         await _tell(node)
     await leave(node)
 

@@ -12,7 +12,6 @@ from typing import Any
 from agents.sandbox.errors import (
     ExecTimeoutError,
     ExposedPortUnavailableError,
-    WorkspaceArchiveReadError,
     WorkspaceWriteTypeError,
 )
 from agents.sandbox.session.base_sandbox_session import BaseSandboxSession
@@ -32,6 +31,7 @@ from skerry.compat.openai_agents import faults, keeping
 from skerry.compat.openai_agents.options import SkerrySandboxSessionState
 from skerry.compat.openai_agents.processes import Process, Processes
 from skerry.compat.outcome import NOT_STARTED, exit_status, remarks
+from skerry.compat.reading import read_within
 from skerry.errors import InvalidRequest, NotFound, SkerryError
 from skerry.spec.command import Terminal
 from skerry.spec.sandbox import State
@@ -219,18 +219,15 @@ class SkerrySandboxSession(BaseSandboxSession):
 
     async def read(self, path: Path, *, user: str | User | None = None) -> io.IOBase:
         """Returns a file's content; WorkspaceReadNotFoundError, WorkspaceArchiveReadError."""
-        content = await self._read(path, self.state.file_limit + 1, user)
-        if len(content) > self.state.file_limit:
-            raise WorkspaceArchiveReadError(path=path, context={"limit": self.state.file_limit})
-        return io.BytesIO(content)
+        place = (await self._validate_path_access(path)).as_posix()
+        limit, who = self.state.file_limit, _name(user)
+        with faults.reading(path):
+            return io.BytesIO(await read_within(self.sandbox, place, limit, user=who))
 
     async def _read_bounded(self, path: Path, *, max_bytes: int) -> bytes:
-        return await self._read(path, max_bytes, None)
-
-    async def _read(self, path: Path, most: int, user: str | User | None) -> bytes:
         place = (await self._validate_path_access(path)).as_posix()
         with faults.reading(path):
-            return await self.sandbox.files.read(place, length=most, user=_name(user))
+            return await self.sandbox.files.read(place, length=max_bytes)
 
     async def write(self, path: Path, data: io.IOBase, *, user: str | User | None = None) -> None:
         """Writes a file whole, parents made; WorkspaceArchiveWriteError."""

@@ -66,7 +66,7 @@ class _Server:
         self._token = token.encode()
         self._answers: OrderedDict[str, asyncio.Task[Response]] = OrderedDict()
 
-    def _refused(self, request: Request) -> Response | None:
+    def _unauthorized(self, request: Request) -> Response | None:
         given = request.headers.get(TOKEN_HEADER, "").encode()
         if not given:
             return JSONResponse({"detail": "Not authenticated"}, status_code=403)
@@ -75,20 +75,20 @@ class _Server:
         return JSONResponse({"detail": "Invalid API Key"}, status_code=401)
 
     async def hello(self, request: Request) -> Response:
-        return self._refused(request) or JSONResponse({"message": "hello world"})
+        return self._unauthorized(request) or JSONResponse({"message": "hello world"})
 
     async def nothing(self, request: Request) -> Response:
-        return self._refused(request) or JSONResponse({"detail": "Not Found"}, status_code=404)
+        return self._unauthorized(request) or JSONResponse({"detail": "Not Found"}, status_code=404)
 
     async def alive(self, request: Request) -> Response:
-        return self._refused(request) or JSONResponse(await self._runtime.is_alive())
+        return self._unauthorized(request) or JSONResponse(await self._runtime.is_alive())
 
     def post(
         self, kind: type | None, do: Callable[..., Awaitable[dict[str, Any]]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            if refused := self._refused(request):
-                return refused
+            if answer := self._unauthorized(request):
+                return answer
             try:
                 body = await _body(request, BODY_MAX)
                 if kind is None:
@@ -103,8 +103,8 @@ class _Server:
         return handle
 
     async def upload(self, request: Request) -> Response:
-        if refused := self._refused(request):
-            return refused
+        if answer := self._unauthorized(request):
+            return answer
         try:
             _bounded(request, UPLOAD_MAX)
             async with request.form(max_files=1, max_fields=8, max_part_size=64 << 10) as form:

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import re
 import secrets
+from collections.abc import Iterator
 from errno import EISDIR, ENOENT
 from typing import Any, BinaryIO
 
 from skerry import aio
 from skerry.compat.options import Asked
-from skerry.compat.outcome import NOT_FOUND, remarks
+from skerry.compat.outcome import NOT_FOUND, is_of_platform, remarks
+from skerry.compat.reading import read_within
 from skerry.compat.swerex.archives import tar_of_zip
 from skerry.compat.swerex.bash import Bash
 from skerry.compat.swerex.wire import (
@@ -154,10 +156,8 @@ class Runtime:
         encoding, errors = asked.encoding or "utf-8", asked.errors or "strict"
         if not (_CODEC.fullmatch(encoding) and _CODEC.fullmatch(errors)):
             raise of_python("ValueError", "encoding: no name of one")
-        with _told(asked.path):
-            content = await (await self.sandbox()).files.read(asked.path, length=FILE_LIMIT + 1)
-        if len(content) > FILE_LIMIT:
-            raise of_python("OSError", f"{asked.path}: more than {FILE_LIMIT} bytes")
+        with _in_pythons_terms(asked.path):
+            content = await read_within(await self.sandbox(), asked.path, FILE_LIMIT)
         try:
             return {"content": content.decode(encoding, errors)}
         except (UnicodeError, LookupError, TypeError) as error:
@@ -169,7 +169,7 @@ class Runtime:
             content = asked.content.encode()
         except UnicodeEncodeError as error:
             raise of_python("ValueError", f"content: {error}") from None
-        with _told(asked.path):
+        with _in_pythons_terms(asked.path):
             await (await self.sandbox()).files.write(asked.path, content)
         return {}
 
@@ -181,7 +181,7 @@ class Runtime:
         ValueError for a zip that is none, or holds more than `limit` bytes.
         """
         sandbox = await self.sandbox()
-        with _told(target):
+        with _in_pythons_terms(target):
             if not unzip:
                 await sandbox.files.write(target, _pieces(file))
                 return {}
@@ -212,16 +212,16 @@ async def _pieces(file: BinaryIO) -> Any:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Any:
+def _in_pythons_terms(path: str) -> Iterator[None]:
     """What a sandbox refuses in the block is told as Python tells it."""
     try:
         yield
-    except NotFound as error:
-        if "path" not in error.fields:
-            raise  # the sandbox itself is gone
-        raise of_python("FileNotFoundError", f"No such file or directory: {path!r}") from None
-    except FileDenied as error:
-        raise of_python("PermissionError", error.message) from None
-    except FileRefused as error:
+    except (NotFound, FileRefused) as error:
+        if is_of_platform(error):
+            raise
+        if isinstance(error, NotFound):
+            raise of_python("FileNotFoundError", f"No such file or directory: {path!r}") from None
+        if isinstance(error, FileDenied):
+            raise of_python("PermissionError", error.message) from None
         name = "IsADirectoryError" if error.fields.get("errno") == EISDIR else "OSError"
         raise of_python(name, error.message) from None

@@ -58,7 +58,7 @@ class Screen:
                 ]
                 if found:
                     _, number, match = min(found, key=lambda item: item[:2])
-                    before = self._told(self._text[: match.start()])
+                    before = self._cleaned(self._text[: match.start()])
                     self._text = self._text[match.end() :]
                     self._cut = 0
                     return before, number, match
@@ -69,11 +69,11 @@ class Screen:
 
     def take(self) -> str:
         """Returns all that came, and takes it."""
-        text, self._text = self._told(self._text), ""
+        text, self._text = self._cleaned(self._text), ""
         self._cut = 0
         return text
 
-    def _told(self, text: str) -> str:
+    def _cleaned(self, text: str) -> str:
         if self._cut:
             head = KEPT_MAX // 4
             gap = f"\n[... {self._cut} characters were cut out here ...]\n"
