@@ -17,6 +17,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+from interop import inside
 from interop.tools import ROOT, Tool
 
 CACHE = Path(os.environ.get("SKERRY_CACHE", "/var/cache/skerry"), "interop")
@@ -54,11 +55,19 @@ def _version(program: str) -> str:
 
 
 def environment(tool: Tool) -> Path:
-    """Returns the python of the tool's environment, made first if need be; raises NoEnvironment."""
+    """Returns the python of the tool's environment, made first if need be; raises NoEnvironment.
+
+    Where there is none of the versions that it needs, it is one in a sandbox (inside.py).
+    """
     lock = tool.place / "lock.txt"
     if not lock.exists():
         raise NoEnvironment(f"{lock} is missing: python -m interop --lock {tool.name}")
-    python = interpreter(tool.python)
+    try:
+        python = interpreter(tool.python)
+    except NoEnvironment:
+        if inside.VERSION not in tool.python.split():
+            raise
+        return inside.program(tool, CACHE)
     key = hashlib.sha256(f"{os.path.realpath(python)}\n".encode() + lock.read_bytes()).hexdigest()
     place = CACHE / f"{tool.name}-{key[:16]}"
     CACHE.mkdir(parents=True, exist_ok=True)

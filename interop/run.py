@@ -63,7 +63,7 @@ def run(
     row = Row(
         tool=tool.name,
         title=tool.title,
-        version=_version(tool, python),
+        version=version_of(tool),
         scenario=scenario.name,
         passed=judged.passed,
         failed=judged.failed,
@@ -192,7 +192,11 @@ def objections(tool: Tool, rows: list[Row], names: frozenset[str]) -> list[str]:
     return found
 
 
-def _version(tool: Tool, python: Path) -> str:
-    code = f"import importlib.metadata as m; print(m.version({tool.package!r}))"
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "?"
+def version_of(tool: Tool) -> str:
+    """Returns the version that is installed: lock.txt pins it."""
+    lock = tool.place / "lock.txt"
+    for line in lock.read_text().splitlines() if lock.exists() else ():
+        name, _, version = line.partition("==")
+        if name.lower().replace("_", "-") == tool.package:
+            return version
+    return "?"

@@ -84,6 +84,7 @@ def test_a_sandbox_that_is_lost_under_the_agent_is_no_reward(harbor, client, mod
     assert job.trials[0]["reward_valid"] is False
 
 
+@pytest.mark.own_node
 def test_a_node_that_is_gone_is_no_reward_and_one_that_comes_back_loses_nothing(
     harbor, own_node, monkeypatch
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 import interop.__main__ as command
 from interop import environments, tools
 from interop.environments import NoEnvironment, interpreter
-from interop.run import end
+from interop.run import end, version_of
 
 PASSES = "def test_one():\n    pass\n"
 FAILS = "def test_one():\n    assert False\ndef test_two():\n    pass\n"
@@ -27,6 +27,7 @@ def interop(tmp_path, monkeypatch, capsys):
     """Runs `python -m interop` on a tool that is made here: its exit status, and what it said."""
     place = tmp_path / "toy"
     place.mkdir()
+    (place / "lock.txt").write_text(f"pytest=={pytest.__version__}\n")
     monkeypatch.setattr(tools, "TOOLS", tmp_path)
     monkeypatch.setattr(command, "environment", lambda _tool: Path(sys.executable))
     monkeypatch.setattr(command, "node", lambda **_: contextlib.nullcontext("unix:///none"))
@@ -178,3 +179,40 @@ def test_old_environments_go_and_what_others_made_beside_them_stays(tmp_path, mo
         made.append(place.name)
     left = {place.name for place in (tmp_path / "cache").iterdir() if place.is_dir()}
     assert left == others | set(made[1:])
+
+
+@pytest.fixture
+def newer(tmp_path, monkeypatch):
+    """Makes a tool that needs other Pythons than there are here."""
+    monkeypatch.setattr(environments, "CACHE", tmp_path / "cache")
+
+    def nothing(_wanted: str) -> str:
+        raise NoEnvironment("no Python here")
+
+    monkeypatch.setattr(environments, "interpreter", nothing)
+    monkeypatch.setattr(tools, "TOOLS", tmp_path)
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "lock.txt").write_text("some_Thing==1.2\nother==3\n")
+
+    def make(python: str) -> tools.Tool:
+        named = {"title": "Toy", "package": "some-thing", "extra": "dev", "page": "toy.md"}
+        return tools.Tool(**named, scenario=[], python=python, name="toy")
+
+    return make
+
+
+def test_a_tool_whose_python_is_not_here_has_one_in_a_sandbox_if_that_will_do(newer) -> None:
+    program = environments.environment(newer("3.12 3.13"))
+    assert os.access(program, os.X_OK)
+    # It is the program that it says: without a node it goes no further.
+    environment = {name: value for name, value in os.environ.items() if name != "SKERRY_URL"}
+    done = subprocess.run(
+        [program, "-c", ""], capture_output=True, text=True, env=environment, check=False
+    )
+    assert "no such tool: toy" in done.stderr
+    with pytest.raises(NoEnvironment, match="no Python here"):
+        environments.environment(newer("3.12"))
+
+
+def test_the_version_of_a_tool_is_that_of_its_lock(newer) -> None:
+    assert version_of(newer("")) == "1.2"
