@@ -72,7 +72,7 @@ dist: setup ## Build the wheel, with the native programs in it, into dist/
 	@# Equal commits give equal wheels.
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) \
 		$(PYTHON_VENV) -m build --wheel --outdir dist
-	@for program in skerry-spawn skerry-init; do \
+	@for program in skerry-spawn skerry-init skerry-zygote.so; do \
 		$(PYTHON_VENV) -m zipfile --list dist/*.whl | grep "skerry/_native/$$program " >/dev/null || \
 		{ echo "error: $$program is not in the wheel" >&2; exit 1; }; \
 	done

@@ -1,4 +1,4 @@
-"""Tags wheels for the platform: they carry two static programs, though no extension module.
+"""Tags wheels for the platform: they carry two static programs, and an extension module for other interpreters.
 
 Everything else about the package is in pyproject.toml.
 """
