@@ -1,4 +1,4 @@
-"""Tags wheels for the platform: they carry two static programs, and an extension module for other interpreters.
+"""Tags wheels for the platform: they carry static programs, and a module for other interpreters.
 
 Everything else about the package is in pyproject.toml.
 """

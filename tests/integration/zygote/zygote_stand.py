@@ -67,12 +67,9 @@ class Warden:
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = str(Path(__file__).with_name("zygote_warden.py"))
-        os.set_inheritable(theirs.fileno(), True)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"import os,sys\nos.dup2({theirs.fileno()}, 3)\n"
-             f"sys.argv = [{program!r}]\nimport runpy\nrunpy.run_path({program!r}, run_name='__main__')"],
-            pass_fds=(theirs.fileno(),),
-        )  # fmt: skip
+            [sys.executable, program, str(theirs.fileno())], pass_fds=(theirs.fileno(),)
+        )
         theirs.close()
 
     def cell(self) -> int:
@@ -134,9 +131,7 @@ class Zygote:
         *, env: dict[str, str] | None = None, allow: list[str] | None = None,
     ) -> None:  # fmt: skip
         build("build/release/skerry-zygote.so")
-        begun = zygote.start(
-            python, modules or [], library=LIBRARY.read_bytes(), allow=allow or []
-        )
+        begun = zygote.start(python, modules or [], library=LIBRARY.read_bytes(), allow=allow or [])
         self.warden = warden
         self.talk, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         script = os.memfd_create("script")

@@ -1,6 +1,6 @@
 """Stands in for the agent's privileged part: a user namespace, cells in it, and a zygote's process.
 
-Run as root with a seqpacket socket as descriptor 3. It is PID 1 of a pid namespace, root of a user
+Run as root with the number of a seqpacket socket. It is PID 1 of a pid namespace, root of a user
 namespace of its own, and ends with its socket; everything that it made ends with it. What it is asked:
 "cell" (answers with a pidfd of the cell's init), "zygote" + argv and environment as JSON (with the
 descriptors that become 1 to 5).
@@ -112,7 +112,7 @@ def cell_make() -> int:
     told = [socket.recv_fds(ours, 4, 1)[:2] for _ in range(2)]  # in any order
     ours.close()
     assert sorted(words for words, _ in told) == [b"init", b"made"], told
-    return sum((fds for _, fds in told), [])[0]
+    return next(fds[0] for _, fds in told if fds)
 
 
 def zygote_start(request: dict[str, object], fds: list[int]) -> int:
@@ -154,7 +154,7 @@ def serve(host: socket.socket) -> None:
 
 
 def main() -> None:
-    host = socket.socket(fileno=3)
+    host = socket.socket(fileno=int(sys.argv[1]))
     do(libc.unshare(NEWNS | NEWPID))
     mount("", "/", "", REC | PRIVATE)
     pythons_show()
