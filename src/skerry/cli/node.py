@@ -134,6 +134,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     from skerry.images.objects.s3_options import S3Options, is_s3
     from skerry.network.services import NetworkConfig, Service
     from skerry.node.config import Limits, NodeConfig
+    from skerry.node.functions.options import FunctionsConfig
     from skerry.node.registry import DIRECTORY
     from skerry.node.workers.options import WorkersConfig
     from skerry.trajectory.options import TrajectoryOptions
@@ -144,6 +145,7 @@ def node_config(settings: Settings, content: dict[str, Any], given: dict[str, An
     refuse_unknown(content.get("idle_reclaim", {}), IdleMarks, "idle_reclaim.")
     refuse_unknown(content.get("s3", {}), S3Options, "s3.")
     refuse_unknown(content.get("workers", {}), WorkersConfig, "workers.")
+    refuse_unknown(content.get("functions", {}), FunctionsConfig, "functions.")
     refuse_unknown(content.get("trajectory", {}), TrajectoryOptions, "trajectory.")
     lazy = content.get("lazy", {})
     refuse_unknown(lazy, LazyOptions, "lazy.")

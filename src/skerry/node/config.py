@@ -13,6 +13,7 @@ from skerry.errors import InvalidRequest
 from skerry.images.lazy.options import LazyOptions
 from skerry.images.objects.s3_options import S3Options, parse_place
 from skerry.network.services import NetworkConfig
+from skerry.node.functions.options import FunctionsConfig
 from skerry.node.workers.options import WorkersConfig
 from skerry.spec.limits import CHAIN_COMMITS_MAX, GIB, MIB, parse_bytes
 from skerry.trajectory.options import TrajectoryOptions
@@ -102,6 +103,7 @@ class NodeConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)  # what sandboxes may be allowed
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     devices: DevicesConfig = field(default_factory=DevicesConfig)  # GPUs for function calls
+    functions: FunctionsConfig = field(default_factory=FunctionsConfig)
     embedded: bool = False  # ends with its last owner (decision 21)
     keep_on_exit: bool = True  # instances outlive an orderly end, to be adopted
     # How long a node may be gone before what is not detached ends without it. None: for an embedded
@@ -165,6 +167,7 @@ class NodeConfig:
             raise InvalidRequest("tokens: at least 16 ASCII characters each")
         self.network.check()
         self.workers.check()
+        self.functions.check()
         self.trajectory.check()
         self.limits.check()
         self.pressure.check()

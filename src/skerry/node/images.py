@@ -110,6 +110,7 @@ class Images:
         self._planning: dict[_Names, asyncio.Future[Environment]] = {}
         self._tidied = clock.monotonic()
         self.restores: Restores | None = None
+        self.changes = 0  # of what names stand for, as far as this node has made them
         self._expected: dict[str, list[asyncio.Future[LayerManifest]]] = {}
 
     async def plan(self, spec: SandboxSpec) -> Environment:
@@ -238,6 +239,7 @@ class Images:
 
     def forget_plans(self) -> None:
         """Looks names up again at their next use: one stands for another layer now."""
+        self.changes += 1
         self._plans.clear()
         self._planning.clear()
 

@@ -86,6 +86,7 @@ async def running(
             yield listener
         finally:
             await node.workers.close()  # first: they speak to this node
+            await node.calls.end()
             if not await _within(_destroy_doomed(node), node.config.end_within_s, hurry):
                 log.warning("%d sandboxes are left to the next start", node.admission.sandboxes)
             if not await _within(node.commits.settled(), node.config.end_within_s, hurry):
@@ -115,6 +116,7 @@ async def alive(node: Node, hurry: asyncio.Event | None = None) -> AsyncIterator
             node.drain.recall()
             async with (
                 node.idle.working(),
+                node.calls.working(),
                 node.keeper.working(),
                 node.scrubber.working(),
                 node.shipping.working(),

@@ -11,6 +11,8 @@ from skerry.node.disk import Disk
 from skerry.node.files import Files
 from skerry.node.forward import Forwarder
 from skerry.node.functions.api import FunctionService, NoFunctions
+from skerry.node.functions.pools import BACKEND
+from skerry.node.functions.service import Functions
 from skerry.node.gauges.metrics import Metrics
 from skerry.node.gauges.probes import Probes
 from skerry.node.jobs.keeping import Keeping
@@ -75,7 +77,10 @@ class Node:
         self.chains = Chains(parts)
         self.commits = Commits(parts, self.lives, self.chains)
         self.idle = IdleReclaim(parts.config.idle_reclaim, parts.sandboxes, parts.clock)
-        self.functions: FunctionService = NoFunctions("it has no pools")
+        self.calls = Functions(parts)
+        self.functions: FunctionService = self.calls
+        if BACKEND not in parts.backends:
+            self.functions = NoFunctions(f"it has no backend {BACKEND}")
         self.metrics = Metrics()
         self.lives.observe = self.metrics.changed
         self.execution.observe = self.metrics.answered
@@ -107,6 +112,7 @@ class Node:
             "idle_reclaim_refaults_total": self.idle.policy.refaults,
             "tasks": len(self.tasks),
             **self.keeper.gauges(),
+            **self.calls.gauges(),
             **self.scrubber.gauges(),
         }
 
@@ -115,6 +121,7 @@ class Node:
         self.owners.check_invariants()
         self.jobs.check_invariants()
         self.admission.check_invariants()
+        self.calls.check_invariants()
         running = 0
         for sandbox in self.sandboxes:
             sandbox.check_invariants()

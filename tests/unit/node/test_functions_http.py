@@ -12,6 +12,7 @@ import pytest
 from echo_functions import EchoFunctions
 
 from skerry.errors import Overloaded
+from skerry.node.functions.api import NoFunctions
 from skerry.wire.functions import WINDOW_BYTES, CallEvent
 from waiting import until
 
@@ -78,7 +79,8 @@ async def test_a_client_that_goes_ends_its_call(stand) -> None:
 
 
 async def test_a_node_without_pools_says_so(stand) -> None:
-    async with stand.serving() as (_, api):
+    async with stand.serving() as (node, api):
+        node.functions = NoFunctions("it has no backend")
         error = await api.call("POST", "/v1/functions/call", CALL, status=503)
         assert "no function calls" in error["message"]
         assert await api.call("GET", "/v1/functions/pools") == []

@@ -171,6 +171,7 @@ def page(
     gauges: Mapping[str, float],
     histograms: Mapping[str, Histogram],
     brakes: Iterable[Brake],
+    calls: Iterable[str] = (),
     backends: Mapping[str, object],
     version: str,
 ) -> str:
@@ -183,6 +184,7 @@ def page(
     out += _family("skerry_refusals_total", "counter", "Requests refused, by the limit.",
                    _by("limit", limits))  # fmt: skip
     out += metrics.lines()
+    out += calls
     out += _brake_lines(list(brakes))
     for name, histogram in histograms.items():
         out += [*_head(f"skerry_{name}", "histogram", ""), *histogram.lines(f"skerry_{name}")]
@@ -198,6 +200,20 @@ def page(
     for name, series in own.items():
         out += _family(f"skerry_backend_{_NAME.sub('_', name)}", "gauge", "", series)
     return "\n".join(out) + "\n"
+
+
+def call_lines(
+    calls: Mapping[tuple[str, str], int], call_s: Histogram, queued_s: Histogram
+) -> Iterator[str]:
+    """Gives the lines of function calls."""
+    yield from _family(
+        "skerry_function_calls_total", "counter", "Function calls that were answered.",
+        (((("kind", kind), ("outcome", how)), n) for (kind, how), n in calls.items()),
+    )  # fmt: skip
+    yield from _head("skerry_function_call_seconds", "histogram", "From the request to the result.")
+    yield from call_s.lines("skerry_function_call_seconds")
+    yield from _head("skerry_function_queue_seconds", "histogram", "Of those that had to wait.")
+    yield from queued_s.lines("skerry_function_queue_seconds")
 
 
 def _brake_lines(brakes: list[Brake]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from skerry.node.gauges.metrics import page
+from skerry.node.gauges.metrics import call_lines, page
 from skerry.node.node import Node
 from skerry.node.server.bodies import DRAIN
 from skerry.node.server.exchange import Exchange
@@ -56,6 +56,7 @@ async def metrics(node: Node, exchange: Exchange) -> None:
         gauges=node.gauges(),
         histograms={"loop_beats_seconds": node.loop_watch.beats},
         brakes=node.admission.shortages.brakes,
+        calls=call_lines(node.calls.calls, node.calls.call_s, node.calls.queued_s),
         backends=node.backends,
         version=node.version,
     )
