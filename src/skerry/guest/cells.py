@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from skerry.errors import Conflict, InvalidRequest, Overloaded, SkerryError, Unavailable
+from skerry.errors import Bug, Conflict, InvalidRequest, Overloaded, SkerryError, Unavailable
 from skerry.guest.api import Kind, Operation, OutputSink
 from skerry.guest.channel import same_error
 from skerry.guest.operation import RunningOperation
@@ -82,11 +82,16 @@ class Cells:
         return zygote
 
     def take(self, message: guest.Message) -> bool:
-        """Takes what the agent says of them; False for anything else. Raises ProtocolError."""
+        """Takes what the agent says of them, on the connection itself; False for anything else.
+
+        Raises ProtocolError.
+        """
         if isinstance(message, CellIs):
             self._take_cell(message)
         elif isinstance(message, ZygoteIs):
             self._take_zygote(message)
+        elif isinstance(message, guest.Error):
+            self._take_refusal(message)
         else:
             return False
         return True
@@ -114,18 +119,28 @@ class Cells:
         return answer
 
     def _take_cell(self, told: CellIs) -> None:
-        waiting = self._asked.get(told.cell, deque())
-        dropping = len(waiting) > 0 and waiting[0].action is CellAction.DROP
-        if told.state == CellState.GONE and not dropping:
+        waiting = self._asked.get(told.cell) or deque()
+        if told.state == CellState.GONE and not (waiting and waiting[-1].action is CellAction.DROP):
             return  # it has ended by itself; whoever needs it renews it
-        if not waiting or (dropping and told.state == CellState.READY):
+        makes = any(each.action is CellAction.MAKE for each in waiting)
+        if not waiting or (told.state == CellState.READY and not makes):
             raise ProtocolError(f"CELL_IS of state {told.state} for cell {told.cell}, unasked")
-        answer = waiting.popleft().answer
-        if told.state == CellState.FAILED:
+        # Where two are asked for before the first is done, both answers say how the last one ended.
+        asked = waiting.popleft()
+        if asked.action is CellAction.DROP or told.state == CellState.READY:
+            if not asked.answer.done():
+                asked.answer.set_result(None)
+        elif told.state == CellState.FAILED:
             text = f"cell {told.cell} could not be made: errno {told.errno} at {told.error_step!r}"
-            _fail(answer, Unavailable(text, step=told.error_step, errno=told.errno))
-        elif not answer.done():
-            answer.set_result(None)
+            _fail(asked.answer, Unavailable(text, step=told.error_step, errno=told.errno))
+        else:
+            _fail(asked.answer, Unavailable(f"cell {told.cell} was dropped before it was made"))
+
+    def _take_refusal(self, error: guest.Error) -> None:
+        """The agent has no such cells: that was for whoever asked to know."""
+        asked, self._asked = self._asked, {}
+        for each in (each for waiting in asked.values() for each in waiting):
+            _fail(each.answer, Bug("the guest agent refused a CELL", errno=error.errno))
 
     def _take_zygote(self, told: ZygoteIs) -> None:
         zygote = self._zygote

@@ -308,7 +308,7 @@ class GuestClient:
     def _take_connection(self, message: guest.Message) -> None:
         if isinstance(message, guest.Pong):
             self._pings.answered(message.token)
-        elif not self.cells.take(message) and not isinstance(message, guest.Error):
+        elif not self.cells.take(message):
             raise ProtocolError(f"{message.CODE.name} on the connection itself")
 
     # --- inside --------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class RunningOperation:
         """Returns when the agent said DONE and all output was given to the sink.
 
         Raises Unavailable if the channel is lost first (the operation goes on inside), Conflict,
-        Overloaded or NotFound if the agent refused it, and what the sink raised.
+        Overloaded, NotFound or Unavailable if the agent refused it, and what the sink raised.
         """
         while not self.ended:
             waiter = asyncio.get_running_loop().create_future()

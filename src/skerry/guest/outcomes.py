@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from skerry.errors import Bug, Conflict, NotFound, Overloaded, SandboxFailed, SkerryError
+from skerry.errors import (
+    Bug,
+    Conflict,
+    NotFound,
+    Overloaded,
+    SandboxFailed,
+    SkerryError,
+    Unavailable,
+)
 from skerry.guest.api import Outcome
 from skerry.wire import guest
 from skerry.wire.guest_sessions import End
@@ -53,6 +61,8 @@ def refusal_of(error: guest.Error, handle: int) -> SkerryError:
     fields = {"errno": error.errno, "step": error.step}
     if error.errno == _EEXIST:
         return Conflict("the operation was started before", **fields)
+    if error.errno == _EAGAIN and error.step == "cell":
+        return Unavailable("the cell is not there: nothing was started", **fields)
     if error.errno == _EAGAIN:
         return Overloaded("too many operations in one sandbox", limit="operations", **fields)
     if error.errno == _ENOENT:

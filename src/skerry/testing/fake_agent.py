@@ -125,6 +125,9 @@ class FakeAgent:
             return
         self.on_operation()
         operation = FakeOperation(self, handle, fields)
+        if operation.cell is not None and operation.cell not in self.cells.files:
+            self.fail(handle << 2, errno.EAGAIN, "cell")
+            return
         self.operations[handle] = operation
         operation.task = asyncio.ensure_future(operation.run())
 

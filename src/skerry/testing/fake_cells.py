@@ -66,14 +66,6 @@ class FakeCells:
             pairs = [(Tag.ERROR_STEP, self.fail[0].encode()), (Tag.ERRNO, self.fail[1])]
         self._agent.send(Code.CELL_IS, 0, [(Tag.CELL, cell), (Tag.STATE, int(state)), *pairs])
 
-    def lacking(self, operation: FakeOperation) -> Ended | None:
-        """Returns how an operation ends whose cell or zygote is not there."""
-        if operation.cell is not None and operation.cell not in self.files:
-            return Ended(error_step="cell", errno=errno.ENOENT)
-        if operation.kind == CALL and self.zygote is None:
-            return Ended(error_step="zygote", errno=errno.ESRCH)
-        return None
-
     @property
     def zygote(self) -> FakeOperation | None:
         """The one that lives."""
@@ -97,7 +89,9 @@ class FakeCells:
         raise AssertionError
 
     async def run_call(self, operation: FakeOperation) -> Ended:
-        """Answers a call as the test says; without a zygote it would not have begun."""
+        """Answers a call as the test says; without a zygote it does not begin."""
+        if self.zygote is None:
+            return Ended(error_step="zygote", errno=errno.ESRCH)
         self._started(operation)
         payload = operation.fields.get(Tag.SCRIPT, [b""])[0]
         result, ended = await self.on_call(payload)

@@ -155,9 +155,6 @@ class FakeOperation:
         await self.agent.running.wait()
         if self.shell is not None:
             return await self.shell.run()
-        lacking = self.agent.cells.lacking(self)
-        if lacking is not None:
-            return lacking
         if self.kind in (CALL, ZYGOTE):
             run = self.agent.cells.run_call if self.kind == CALL else self.agent.cells.run_zygote
             return await run(self)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from guest_sinks import ListSink, operation
 
-from skerry.errors import Conflict, InvalidRequest, Overloaded, SandboxFailed, Unavailable
+from skerry.errors import Bug, Conflict, InvalidRequest, Overloaded, SandboxFailed, Unavailable
 from skerry.guest.api import Kind, Rlimits, Stream
 from skerry.guest.cells import ASKED_MAX
 from skerry.guest.files import GuestFiles
@@ -56,6 +56,39 @@ async def test_answers_go_to_their_cells_in_the_order_of_the_questions(pair):
     with pytest.raises(Unavailable, match="errno 12 at 'tmpfs'") as caught:
         await second
     assert (caught.value.fields["step"], caught.value.fields["errno"]) == ("tmpfs", 12)
+
+
+async def test_answers_of_two_that_were_asked_at_once_say_how_the_last_one_ended(pair):
+    client, agent = pair
+    made = client.cells.renew(1, disk_bytes=1, inodes=1)
+    dropped = client.cells.drop(1)
+    agent.send(CellIs(cell=1, state=GONE))
+    agent.send(CellIs(cell=1, state=GONE))
+    await dropped
+    with pytest.raises(Unavailable, match="dropped before"):
+        await made
+    dropped = client.cells.drop(1)
+    made = client.cells.renew(1, disk_bytes=1, inodes=1)
+    agent.send(CellIs(cell=1, state=READY))
+    agent.send(CellIs(cell=1, state=READY))
+    await asyncio.gather(dropped, made)
+
+
+async def test_refused_question_is_told_to_all_who_wait(pair):
+    client, agent = pair
+    answer = client.cells.renew(31, disk_bytes=1, inodes=1)
+    agent.send(guest.Error(2, "cell"), 0)
+    with pytest.raises(Bug):
+        await answer
+    assert not client.lost.done()
+
+
+async def test_start_in_a_cell_that_is_not_there_has_not_begun(pair):
+    client, agent = pair
+    running = client.start(operation(cell=3), ListSink())
+    agent.send(guest.Error(11, "cell"), CONTROL)
+    with pytest.raises(Unavailable, match="nothing was started"):
+        await running.wait()
 
 
 async def test_answer_of_one_who_gave_up_is_not_the_next_ones(pair):
