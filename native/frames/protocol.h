@@ -48,7 +48,8 @@ enum tag {
 
 /* Descriptors that the launcher's child leaves to skerry-init. */
 enum { FD_LISTEN = 3, FD_IMAGE = 4, FD_USERNS = 5, FD_GROUP = 6, FD_CONFIG = 7, FD_TASKS = 8 };
-/* What a command finds its script at (SCRIPT); in the agent itself, that is FD_LISTEN. */
-enum { FD_SCRIPT = 3 };
+/* What a command finds its script at (SCRIPT), and where its result goes (RESULT); a zygote, its end of the
+ * conversation with the agent. In the agent itself these are FD_LISTEN, FD_IMAGE and FD_USERNS. */
+enum { FD_SCRIPT = 3, FD_RESULT = 4, FD_TALK = 5 };
 
 #endif

@@ -15,6 +15,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "cell.h"
 #include "creds.h"
 #include "known.h"
 #include "session.h"
@@ -152,8 +153,11 @@ static void env_of_user(void)
  * kernel looks at who opened the files (root), not at who writes. */
 static void groups_enter(const struct launch *l)
 {
-	for (uint32_t i = 0; i < config.tasks; i++)
-		if (write(FD_TASKS + (int)i, "0", 1) != 1)
+	uint32_t count;
+	int tasks = cell_tasks(l->cell, &count);
+
+	for (uint32_t i = 0; i < count; i++)
+		if (write(tasks + (int)i, "0", 1) != 1)
 			child_fail(l->status, STEP_FORK, errno);
 	if (l->group >= 0) {
 		int fd = openat(l->group, "cgroup.procs", O_WRONLY | O_CLOEXEC);
@@ -178,16 +182,25 @@ static void class_set(void)
 	syscall(SYS_sched_setscheduler, 0, SCHED_IDLE, &param);
 }
 
-static void nofile_set(void)
+/* Never above what it is: nobody here may raise a limit. */
+static void limit_set(int what, uint64_t value)
 {
 	struct rlimit limit;
 
-	if (!config.nofile || getrlimit(RLIMIT_NOFILE, &limit))
+	if (!value || getrlimit(what, &limit))
 		return;
-	if (config.nofile < limit.rlim_max)
-		limit.rlim_max = config.nofile;
+	if (value < limit.rlim_max)
+		limit.rlim_max = value;
 	limit.rlim_cur = limit.rlim_max;
-	setrlimit(RLIMIT_NOFILE, &limit);
+	setrlimit(what, &limit);
+}
+
+/* None for core dumps: there are none anyway. */
+static void limits_set(const struct launch *l)
+{
+	limit_set(RLIMIT_NOFILE, l->limits.nofile ? l->limits.nofile : config.nofile);
+	limit_set(RLIMIT_FSIZE, l->limits.fsize);
+	limit_set(RLIMIT_STACK, l->limits.stack);
 }
 
 static void master_send(int status, int master)
@@ -264,6 +277,13 @@ static void script_give(const struct launch *l)
 		child_fail(l->status, STEP_ARGS, errno);
 }
 
+/* The descriptor may be any but those that commands are given. */
+static void number_give(const struct launch *l, int fd, int number)
+{
+	if (fd >= 0 && dup2(fd, number) < 0)
+		child_fail(l->status, STEP_FORK, errno);
+}
+
 /* The driver of a session finds its script and its pipe of answers by number. */
 static void session_give(const struct launch *l)
 {
@@ -327,11 +347,58 @@ static int exec_search(void)
 	}
 }
 
-static void helper_exec(const struct launch *l)
+static _Noreturn void helper_exec(const struct launch *l)
 {
 	my.argv[-1] = (char *)(uintptr_t)"skerry-file";
 	syscall(SYS_execveat, FD_IMAGE, "", my.argv - 1, WEAK_ENVIRONMENT, 0x1000 /* AT_EMPTY_PATH */);
 	child_fail(l->status, STEP_EXEC, errno);
+}
+
+/* Without a wish, and for one that is relative, the user's home; it may be missing or closed to the user. */
+static void cwd_enter(const struct launch *l)
+{
+	if (l->cwd_last && *l->cwd_last && !chdir(l->cwd_last))
+		return; /* a session goes on where it was */
+	if ((*my.cwd != '/' && chdir(my.who.home) && chdir("/")) || (*my.cwd && chdir(my.cwd)))
+		child_fail(l->status, STEP_CWD, errno);
+}
+
+static _Noreturn void exec_it(const struct launch *l)
+{
+	int error;
+
+	env_of_user();
+	*l->executing = 1;
+	if (l->kind == KIND_FILE)
+		helper_exec(l);
+	error = my.argc ? exec_search() : EINVAL;
+	child_fail(l->status, error == E2BIG ? STEP_ARGS : STEP_EXEC, error);
+}
+
+/* In its cell, with every capability of the container's user namespace until it becomes who it is to be. */
+static _Noreturn void program_run(const struct launch *l)
+{
+	int error = known_resolve(l->known, *my.user ? my.user : "1000:1000", &my.who);
+
+	if (!error && !my.who.uid)
+		error = EPERM; /* the cell's first process is root's */
+	if (!error)
+		error = cell_become(&my.who);
+	if (error)
+		child_fail(l->status, STEP_USER, error);
+	strcpy(my.who.home, "/call");
+	setsid();
+	limits_set(l);
+	class_set();
+	cwd_enter(l);
+	stdio_set(l);
+	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
+	script_give(l);
+	number_give(l, l->result, FD_RESULT);
+	error = cell_filter(SECCOMP_CELL);
+	if (error)
+		child_fail(l->status, STEP_FORK, error);
+	exec_it(l);
 }
 
 void child_run(const struct launch *l)
@@ -340,10 +407,12 @@ void child_run(const struct launch *l)
 	int error;
 
 	groups_enter(l);
-	setsid();
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	fields_take(l);
+	if (l->cell != NO_CELL)
+		cell_enter(l, program_run);
+	setsid();
 	error = creds_enter_userns(config.key);
 	if (error)
 		child_fail(l->status, STEP_FORK, error);
@@ -352,26 +421,16 @@ void child_run(const struct launch *l)
 		error = creds_become(&my.who);
 	if (error)
 		child_fail(l->status, STEP_USER, error);
-	nofile_set();
-	if (!l->kind)
+	limits_set(l);
+	if (l->kind == KIND_COMMAND)
 		class_set(); /* what file helpers do is asked for by the host, and short */
 	if (l->pty)
 		terminal_open(l);
-	/* Without a wish, and for one that is relative, the user's home; it may be missing or closed to the
-	 * user. */
-	if (l->cwd_last && *l->cwd_last && !chdir(l->cwd_last))
-		my.cwd = ""; /* a session goes on where it was */
-	else if ((*my.cwd != '/' && chdir(my.who.home) && chdir("/")) || (*my.cwd && chdir(my.cwd)))
-		child_fail(l->status, STEP_CWD, errno);
+	cwd_enter(l);
 	stdio_set(l);
 	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
 	script_give(l);
-	if (l->kind == 2)
+	if (l->kind == KIND_SESSION)
 		session_give(l);
-	env_of_user();
-	*l->executing = 1;
-	if (l->kind == 1)
-		helper_exec(l);
-	error = my.argc ? exec_search() : EINVAL;
-	child_fail(l->status, error == E2BIG ? STEP_ARGS : STEP_EXEC, error);
+	exec_it(l);
 }

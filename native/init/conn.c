@@ -1,5 +1,5 @@
 /* Connections: who may talk to us, and the bytes that come in. The newest one wins. */
-#include "init.h"
+#include "cell.h"
 
 #include <errno.h>
 #include <string.h>
@@ -61,6 +61,7 @@ static void conn_begin(const uint8_t nonce[NONCE_SIZE], bool same_transport)
 	more_forget();
 	forward_reset_all();
 	op_detach_all();
+	cells_tell();
 	send_begin(nonce, same_transport);
 }
 
@@ -118,6 +119,13 @@ void conn_trim(void)
 	if (rx_peak > KEEP)
 		pages_free(rx, sizeof(rx), rx_used > KEEP ? rx_used : KEEP);
 	rx_peak = rx_used > KEEP ? rx_used : 0;
+}
+
+void conn_scrub(void)
+{
+	pages_free(rx, sizeof(rx), 0);
+	memset(rx, 0, 4096); /* what shares a page with something else */
+	memset(rx + sizeof(rx) - 4096, 0, 4096);
 }
 
 /* --- before HELLO ------------------------------------------------------------------------------ */

@@ -1,11 +1,12 @@
 /* A frame of the present generation goes to the part that it concerns. */
+#include "cell.h"
 #include "session.h"
 
 #include <errno.h>
 
 /* The numbers that a frame may carry; each is NEVER if absent. */
 struct numbers {
-	uint64_t offset, total, signo, rows, cols, port, stdout_total, stderr_total, held, seq;
+	uint64_t offset, total, signo, rows, cols, port, stdout_total, stderr_total, held, seq, result_total;
 	struct field token;
 };
 
@@ -16,7 +17,7 @@ static int numbers_parse(const struct frame *f, const uint8_t *payload, struct n
 	int more;
 
 	*n = (struct numbers){NEVER, NEVER, NEVER, NEVER, NEVER,
-				NEVER, NEVER, NEVER, NEVER, NEVER, {0}};
+				NEVER, NEVER, NEVER, NEVER, NEVER, 0, {0}};
 	while ((more = fields_next(&it, &field)) > 0) {
 		uint64_t *to = field.tag == T_OFFSET	     ? &n->offset
 			       : field.tag == T_TOTAL	     ? &n->total
@@ -28,6 +29,7 @@ static int numbers_parse(const struct frame *f, const uint8_t *payload, struct n
 			       : field.tag == T_STDERR_TOTAL ? &n->stderr_total
 			       : field.tag == T_HELD	     ? &n->held
 			       : field.tag == T_SEQ	     ? &n->seq
+			       : field.tag == T_RESULT_TOTAL ? &n->result_total
 							     : NULL;
 
 		if (field.tag == T_TOKEN)
@@ -45,7 +47,8 @@ static int attach(struct op *op, const struct numbers *n)
 	if (op->session)
 		session_attach(op);
 	else if (outlet_rewind(&op->out[0], n->stdout_total) ||
-		 outlet_rewind(&op->out[1], n->stderr_total))
+		 outlet_rewind(&op->out[1], n->stderr_total) ||
+		 (op->result && outlet_rewind(&op->out[OUT_RESULT], n->result_total)))
 		return ERANGE;
 	op->attached = true;
 	op->done_sent = false;
@@ -113,6 +116,7 @@ static int op_frame(struct op *op, const struct frame *f, const struct numbers *
 static int stream_frame(struct op *op, const struct frame *f, const uint8_t *payload)
 {
 	uint32_t channel = f->stream & 3;
+	struct outlet *out;
 	struct numbers n;
 	int error;
 
@@ -126,11 +130,12 @@ static int stream_frame(struct op *op, const struct frame *f, const uint8_t *pay
 		return -EPROTO;
 	if (f->type == G_EOF)
 		return channel == 1 && n.total != NEVER ? inlet_eof(&op->in, n.total) : -EPROTO;
-	if (channel < 2 || n.offset == NEVER)
+	if (!channel || n.offset == NEVER || (channel == 1 && !op->result))
 		return -EPROTO;
-	if (op->quiet_ms && !ring_room(&op->out[channel - 2].ring))
+	out = &op->out[channel == 1 ? OUT_RESULT : channel - 2];
+	if (op->quiet_ms && !ring_room(&out->ring))
 		op_heard(op); /* it was the host that kept it quiet */
-	error = outlet_credit(&op->out[channel - 2], n.offset);
+	error = outlet_credit(out, n.offset);
 	if (op->session)
 		session_credited(op);
 	op_settle(op);
@@ -196,6 +201,8 @@ static int control(const struct frame *f, const uint8_t *payload)
 		return !f->stream && n.token.bytes && send_pong(&n.token) ? 0 : -EPROTO;
 	if (f->type == G_HOLD)
 		return hold(f, &n);
+	if (f->type == G_CELL && !f->stream)
+		return answer(f, cell_frame(payload, f->length), "cell");
 	if (f->type == G_LISTEN || f->type == G_UNLISTEN)
 		return listener(f, &n);
 	op = op_find(f->stream >> 2);

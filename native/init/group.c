@@ -11,10 +11,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { STALE_MAX = 4096, SPARE_MAX = 4, SEEN_MAX = 8192, ROUNDS = 8, RETRY_MS = 100, NAME_SIZE = 16 };
+enum { STALE_MAX = 4096, SPARE_MAX = 4 + CELLS_MAX, SEEN_MAX = 8192, ROUNDS = 8, RETRY_MS = 100, NAME_SIZE = 16, PATH_SIZE = 40 };
 
 /* Groups whose leader has ended while daemons live on. */
-static uint32_t stale[STALE_MAX] OWN_TABLE;
+static struct left {
+	uint32_t serial, cell;
+} stale[STALE_MAX] OWN_TABLE;
 static uint32_t stale_count OWN;
 static uint64_t retry_at = NEVER;
 
@@ -38,21 +40,56 @@ static void group_name(char out[NAME_SIZE], uint32_t serial)
 	*out = 0;
 }
 
-int group_make(struct group *g)
+/* With the cell's directory before it. */
+static void group_path(char out[PATH_SIZE], uint32_t serial, uint32_t cell)
+{
+	if (cell != NO_CELL) {
+		char digits[NAME_SIZE];
+
+		group_name(digits, cell);
+		out = stpcpy(stpcpy(stpcpy(out, "cell-"), digits + 1), "/");
+	}
+	group_name(out, serial);
+}
+
+static bool spare_take(struct group *g, uint32_t cell)
+{
+	for (uint32_t i = spare_count; i-- > 0;) {
+		if (spare[i].cell != cell)
+			continue;
+		*g = spare[i];
+		spare[i] = spare[--spare_count];
+		return true;
+	}
+	return false;
+}
+
+int group_make(struct group *g, uint32_t cell)
 {
 	static uint32_t last;
-	char name[NAME_SIZE];
+	char path[PATH_SIZE];
 
-	if (spare_count) {
-		*g = spare[--spare_count];
+	if (spare_take(g, cell))
 		return 0;
+	*g = (struct group){.fd = -1, .serial = ++last, .cell = cell};
+	group_path(path, g->serial, cell);
+	if (mkdirat(FD_GROUP, path, 0755)) {
+		if (errno != ENOENT || cell == NO_CELL)
+			return -errno;
+		return group_make(g, NO_CELL);
 	}
-	*g = (struct group){.fd = -1, .serial = ++last};
-	group_name(name, g->serial);
-	if (mkdirat(FD_GROUP, name, 0755))
-		return -errno;
-	g->fd = openat(FD_GROUP, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	g->fd = openat(FD_GROUP, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	return g->fd < 0 ? -errno : 0;
+}
+
+uint64_t group_cpu_us(struct group *g)
+{
+	char text[128], *at;
+
+	if (g->fd < 0 || !group_read(g, GROUP_CPU, text, sizeof(text)))
+		return 0;
+	at = strstr(text, "usage_usec ");
+	return at ? strtoull(at + 11, NULL, 10) : 0;
 }
 
 static bool file_write(int dir, const char *name, const char *text)
@@ -226,12 +263,18 @@ void group_signal(struct group *g, int signo)
 	}
 }
 
-static bool group_remove(uint32_t serial)
+static bool group_remove(struct left g)
 {
-	char name[NAME_SIZE];
+	char path[PATH_SIZE];
 
-	group_name(name, serial);
-	return !unlinkat(FD_GROUP, name, AT_REMOVEDIR) || errno == ENOENT;
+	group_path(path, g.serial, g.cell);
+	return !unlinkat(FD_GROUP, path, AT_REMOVEDIR) || errno == ENOENT;
+}
+
+/* One for each cell beside the few. */
+static uint32_t spare_max(void)
+{
+	return SPARE_MAX - CELLS_MAX + config.cells;
 }
 
 void group_release(struct group *g)
@@ -240,13 +283,13 @@ void group_release(struct group *g)
 		return;
 	/* The kernel kills whoever is cloned into a group that was killed more often than the cloner's
 	 * own: such a group is not used again. */
-	if (!g->killed && spare_count < SPARE_MAX && !group_populated(g)) {
+	if (!g->killed && spare_count < spare_max() && !group_populated(g)) {
 		spare[spare_count++] = *g;
 	} else {
 		group_close(g);
 		/* A full table leaves the group to the launcher, which removes the whole tree. */
-		if (!group_remove(g->serial) && stale_count < STALE_MAX)
-			stale[stale_count++] = g->serial;
+		if (!group_remove((struct left){g->serial, g->cell}) && stale_count < STALE_MAX)
+			stale[stale_count++] = (struct left){g->serial, g->cell};
 	}
 	g->fd = -1;
 }
@@ -262,7 +305,7 @@ void group_quiet(void)
 		struct group *g = &spare[--spare_count];
 
 		group_close(g);
-		group_remove(g->serial);
+		group_remove((struct left){g->serial, g->cell});
 	}
 }
 

@@ -7,6 +7,7 @@
  *	userdb.c    passwd and group parser (no agent state)        group.c   cgroup2 groups, signals
  *	known.c     what was read of them before
  *	more.c      a START of several frames                 hold.c    the clock that can stand still
+ *	request.c   what a START asks for                     cell*.c   cells of a function container
  *	low.c       the stack's place                         reply.c   short answers that wait for room
  *	ring.c      ring buffers (no agent state)                   stream.c  descriptor <-> ring
  *	forward.c, listen.c  forwarded connections, listeners        file*.c, tree*.c, tar.c: the file helper
@@ -41,12 +42,17 @@ enum {
 	PER_LISTENER = 256,
 	CONNECTS_MAX = 256, /* forwarded connections that the host asked for, at once */
 	START_MORE_MAX = 1 << 21, /* of a START's fields, in MORE frames behind it */
+	CELLS_MAX = 32,
+	CALLS_MAX = 512, /* as OPS_LIMIT, with a result each */
 	FD_RESERVE = 32, /* descriptors that only accept may use: a host must always get in */
 };
 
 #define FORWARD_BIT 0x80000000u
-#define AGENT_VERSION "0.3.0" /* the minor number counts what was added to the protocol */
+#define AGENT_VERSION "0.4.0" /* the minor number counts what was added to the protocol */
 #define NEVER UINT64_MAX
+#define NO_CELL UINT32_MAX
+
+enum { KIND_COMMAND, KIND_FILE, KIND_SESSION, KIND_CALL, KIND_ZYGOTE };
 /* What a command's child never looks at: it is not copied for it (own.ld, fork_less in main.c). Tables lie
  * behind the rest, TX, of which little is used at most times, before the others. */
 #define OWN __attribute__((section(".bss.own")))
@@ -85,7 +91,10 @@ void low_settle(void);
 /* --- main.c ------------------------------------------------------------------------------- */
 
 struct config {
-	uint32_t tasks; /* descriptors from FD_TASKS on */
+	uint32_t tasks; /* descriptors from FD_TASKS on; of a function container its own, then each cell's */
+	bool function;	/* a function container: programs run in cells only */
+	uint32_t cells;
+	uint64_t processors;
 	int oom_fd;	/* -1: none */
 	uid_t peer_uid;
 	uint64_t nofile;
@@ -152,12 +161,15 @@ enum group_file { GROUP_EVENTS, GROUP_PROCS, GROUP_CPU, GROUP_FILES };
 struct group {
 	int fd; /* its directory; -1: none */
 	int file[GROUP_FILES]; /* what was read once stays open; 0: not yet */
-	uint32_t serial;
+	uint32_t serial, cell;
 	bool killed;
 };
 
-/* An empty group below FD_GROUP; 0 or a negative errno value. */
-int group_make(struct group *g);
+/* An empty group below FD_GROUP, in the directory of that cell (NO_CELL: of none) if there is one; 0 or a
+ * negative errno value. */
+int group_make(struct group *g, uint32_t cell);
+/* Processor time of all that ever ran in it; 0 if that cannot be known. */
+uint64_t group_cpu_us(struct group *g);
 void group_kill(struct group *g);
 bool group_populated(struct group *g);
 /* To every process of the group, each once; children forked meanwhile included. */
@@ -193,6 +205,13 @@ enum op_state {
 	OP_DONE,  /* the result is complete; the operation waits for ACK */
 };
 
+/* Which of its outlets is which channel. */
+enum { OUT_STDOUT, OUT_STDERR, OUT_RESULT, OUTLETS };
+static inline uint32_t outlet_channel(uint32_t index)
+{
+	return index == OUT_RESULT ? 1 : 2 + index;
+}
+
 struct op {
 	enum op_state state;
 	uint32_t handle;
@@ -203,15 +222,20 @@ struct op {
 	uint16_t rows, cols;
 	struct source status; /* step reports of the child until exec */
 	struct inlet in;
-	struct outlet out[2];
+	struct outlet out[OUTLETS];
 	struct session *session; /* KIND 2 */
+	uint64_t kind;
+	bool result; /* out[OUT_RESULT] is in use */
+	uint32_t cell; /* NO_CELL: none */
+	uint64_t cpu_limit_us, cpu_before, cpu_at; /* NEVER: none; what its group had used; now_ms() */
+	uint64_t disk_used;
 	uint64_t kill_again, kill_until; /* now_ms() times, NEVER if unset */
 	uint64_t listen_at; /* likewise: when more than the end is waited for */
 	uint64_t exec_by, kill_by; /* work_ms() times, NEVER if unset */
 	uint64_t quiet_ms, heard; /* no-output timeout (0: none), and the last output in work_ms() */
 	uint64_t start_ns, end_ns, cpu_us, oom_before;
 	int wait_status;
-	bool timed_out, no_output, cancelled, oom, killed;
+	bool timed_out, no_output, cancelled, oom, killed, cpu_limited;
 	const char *fail_step; /* why exec was not reached */
 	int fail_errno;
 	bool listening;	  /* for output; before, only for its end */
@@ -235,9 +259,15 @@ void op_heard(struct op *op);
 void start_listen(struct op *op, uint64_t now);
 /* start.c: a child was killed from outside before it reached exec. */
 void start_was_killed(void);
+/* start.c: notes that exec was reached, if it was. */
+void start_reached(struct op *op);
+/* start.c: in a cell, the one of its two processes that is the program; 0: not born yet. */
+pid_t start_born(const struct op *op);
 /* start.c: 0, or an errno value with *step: the frame is refused. */
 int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step);
 void op_cancel(struct op *op);
+/* Processor time counts from here on, and ends it at so much; 0: at none. */
+void op_cpu_limit(struct op *op, uint64_t ms);
 void op_kill(struct op *op);
 int op_signal(struct op *op, int signo);
 void op_forget(struct op *op);
@@ -285,6 +315,11 @@ struct report {
 };
 extern const char *const step_names[STEP_COUNT];
 
+/* RLIMITS; 0: as it is. */
+struct limits {
+	uint64_t fsize, nofile, stack;
+};
+
 struct launch {
 	uint8_t *payload; /* START's fields: the child builds argv and environ inside them */
 	size_t length;
@@ -293,6 +328,13 @@ struct launch {
 	int status, in, out, err;    /* -1: leave the agent's /dev/null */
 	int group;		     /* to be entered by the child, or -1 */
 	int script, answer;	     /* of a session */
+	int result;		     /* what the command finds at FD_RESULT, or -1 */
+	int talk;		     /* of a zygote: its end of the conversation with us */
+	uint32_t cell;		     /* NO_CELL: none */
+	int pidfd;		     /* of the cell */
+	volatile pid_t *born;	     /* shared with the agent */
+	struct limits limits;
+	uint64_t cpu_ms;
 	const char *cwd_last;	     /* of a session: tried first */
 	uint64_t kind;
 	bool pty, merge; /* merge: stderr is the pipe of stdout */
@@ -315,6 +357,8 @@ void conn_timers(uint64_t now);
 uint64_t conn_next_timer(void);
 /* Give back the memory of large frames. */
 void conn_trim(void);
+/* In a child: forgets what came. */
+void conn_scrub(void);
 void send_trim(void);
 
 /* Forgets what was queued for an older conversation; WELCOME comes first in the new one. */
@@ -334,28 +378,7 @@ bool send_frame(uint8_t type, uint32_t stream, const struct builder *b);
 /* 0, or -EPROTO: the connection must be closed. */
 int dispatch(const struct frame *f, uint8_t *payload);
 
-/* --- listen.c, forward.c ------------------------------------------------------------------------ */
-
-struct listener;
-
-/* 0 or an errno value. */
-int forward_listen(uint32_t handle, uint16_t port);
-bool forward_unlisten(uint32_t handle);
-/* One of its connections has ended. */
-void listener_left(struct listener *l);
-/* The connection to the host is gone: nothing is accepted until it asks for the port again. */
-void listeners_lost(void);
-/* Takes an accepted connection over; false if there is no room for it, and then it is closed. */
-bool forward_accepted(struct listener *l, uint32_t handle, uint16_t port, int fd);
-int forward_frame(const struct frame *f, const uint8_t *payload);
-/* The connection is gone: what was under way to it cannot be known. */
-void forward_reset_all(void);
-/* Sends the control frames that are due; false when the room ran out. */
-bool forward_control(void);
-/* Streams of forwards in the round robin, by index. */
-uint32_t forward_streams(void);
-struct outlet *forward_outlet(uint32_t index, uint32_t *stream);
-void forward_settle(uint32_t index);
+#include "forward.h"
 
 /* --- file.c ------------------------------------------------------------------------------------ */
 

@@ -1,5 +1,5 @@
 /* The epoll loop, clocks, and the order of work within one turn. */
-#include "init.h"
+#include "cell.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -124,7 +124,8 @@ static void reap(void)
 		uint64_t us = (uint64_t)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000 +
 			      (uint64_t)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
 
-		op_child_ended(pid, status, us);
+		if (!cell_child_ended(pid))
+			op_child_ended(pid, status, us);
 	}
 	group_child_ended();
 }
@@ -133,6 +134,8 @@ static int wait_time(void)
 {
 	uint64_t next = op_next_timer(), other = conn_next_timer(), now;
 
+	next = other < next ? other : next;
+	other = cells_next_timer();
 	next = other < next ? other : next;
 	other = group_retry_at();
 	next = other < next ? other : next;
@@ -150,6 +153,7 @@ static void timers(void)
 
 	op_timers(now);
 	conn_timers(now);
+	cells_timers(now);
 	if (group_retry_at() <= now)
 		group_retry();
 }

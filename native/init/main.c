@@ -1,6 +1,6 @@
 /* Start: what the launcher's child handed over (PROTOCOL.md), and the mode of work. */
+#include "cell.h"
 #include "creds.h"
-#include "init.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { CONFIG_MAX = 1 << 16, TASKS_MAX = 16 };
+enum { CONFIG_MAX = 1 << 16, TASKS_MAX = 144 };
 
 struct config config;
 
@@ -23,7 +23,8 @@ static int config_field(const struct field *f, uint64_t *oom)
 
 	bool number = f->tag >= T_CFG_TASKS && f->tag <= T_CFG_MAX_OPS && f->tag != T_CFG_ENV;
 
-	if ((number || f->tag == T_CFG_BEST_EFFORT) && field_u64(f, &value))
+	number = number || f->tag == T_CFG_PROFILE || f->tag == T_CFG_CELLS || f->tag == T_CFG_BEST_EFFORT;
+	if (number && field_u64(f, &value))
 		return -EPROTO;
 	switch (f->tag) {
 	case T_CFG_TASKS:
@@ -41,6 +42,12 @@ static int config_field(const struct field *f, uint64_t *oom)
 	case T_CFG_BEST_EFFORT:
 		config.best_effort = value;
 		break;
+	case T_CFG_PROFILE:
+		config.function = value == 1;
+		return value <= 1 ? 0 : -EPROTO;
+	case T_CFG_CELLS:
+		config.cells = (uint32_t)value;
+		return value <= CELLS_MAX ? 0 : -EPROTO;
 	case T_CFG_EXEC_DEADLINE_MS:
 		config.exec_deadline_ms = value;
 		break;
@@ -108,6 +115,10 @@ static int config_read(int fd)
 	}
 	*env++ = 0;
 	env_settle(bytes, sizeof(bytes), env);
+	if (!config.function)
+		config.cells = 0;
+	else if (config.max_ops > CALLS_MAX)
+		config.max_ops = CALLS_MAX;
 	if (oom)
 		config.oom_fd = FD_TASKS + (int)config.tasks;
 	return more;
@@ -126,8 +137,10 @@ static int descriptors_check(void)
 		if (fcntl(fd, F_SETFD, FD_CLOEXEC) && fd >= FD_TASKS)
 			return -EBADF;
 	config.fd_limit = 1024;
+	config.processors = (uint64_t)sysconf(_SC_NPROCESSORS_ONLN);
 	config.has_group = fcntl(FD_GROUP, F_GETFD) >= 0;
-	return 0;
+	/* In cells everything rests on groups and filters. */
+	return config.function && (!config.has_group || !cell_filters_build()) ? -EBADF : 0;
 }
 
 /* Each operation takes up to five descriptors here; commands get CFG_NOFILE. */
@@ -174,6 +187,7 @@ static int agent_main(void)
 	nofile_raise();
 	loop_init();
 	conn_init();
+	cells_init();
 	loop_run();
 }
 

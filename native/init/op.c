@@ -1,4 +1,5 @@
 /* Operations: from START to DONE, and what is kept until ACK. */
+#include "cell.h"
 #include "session.h"
 
 #include <errno.h>
@@ -14,6 +15,7 @@ enum {
 	KILL_AGAIN_MS = 20,   /* while a killed group is not yet empty */
 	KILL_LEADER_MS = 500, /* while a killed leader has not yet ended */
 	KILL_GIVE_UP_MS = 5000,
+	CPU_LOOK_MS = 10, /* how often processor time is looked at, at most */
 };
 
 struct op ops[OPS_LIMIT] OWN_TABLE;
@@ -66,12 +68,14 @@ struct op *op_new(uint32_t handle, const uint8_t *id)
 	op = &ops[slot];
 	*op = (struct op){.state = OP_STARTING, .handle = handle, .group.fd = -1, .attached = true,
 			  .exec_by = NEVER, .heard = NEVER, .kill_by = NEVER, .kill_again = NEVER,
-			  .kill_until = NEVER, .listen_at = NEVER, .start_ns = realtime_ns()};
+			  .kill_until = NEVER, .listen_at = NEVER, .start_ns = realtime_ns(),
+			  .cell = NO_CELL, .cpu_limit_us = NEVER, .cpu_at = NEVER};
 	memcpy(op->id, id, OP_ID_SIZE);
 	source_open(&op->status, -1, NULL);
 	inlet_open(&op->in, -1, INLET_PIPE, NULL);
-	outlet_open(&op->out[0], -1, NULL);
-	outlet_open(&op->out[1], -1, NULL);
+	for (int i = 0; i < OUTLETS; i++)
+		outlet_open(&op->out[i], -1, NULL);
+	op->out[OUT_RESULT].eof_sent = true;
 	return op;
 }
 
@@ -82,8 +86,8 @@ void op_forget(struct op *op)
 		finished_count = FINISHED_IDS;
 	source_close(&op->status);
 	inlet_close(&op->in);
-	outlet_close(&op->out[0]);
-	outlet_close(&op->out[1]);
+	for (int i = 0; i < OUTLETS; i++)
+		outlet_close(&op->out[i]);
 	session_free(op);
 	group_release(&op->group);
 	op->state = OP_FREE;
@@ -175,7 +179,7 @@ void op_resize(struct op *op)
  * of its group is left. */
 void op_settle(struct op *op)
 {
-	if (op->state != OP_ENDED || !op->out[0].eof || !op->out[1].eof)
+	if (op->state != OP_ENDED || !op->out[0].eof || !op->out[1].eof || !op->out[OUT_RESULT].eof)
 		return;
 	op->kill_again = NEVER;
 	if (op->killed) {
@@ -197,18 +201,33 @@ void op_end(struct op *op)
 {
 	op->state = OP_ENDED;
 	op->end_ns = realtime_ns();
-	op->exec_by = op->kill_by = op->kill_again = op->listen_at = NEVER;
+	op->exec_by = op->kill_by = op->kill_again = op->listen_at = op->cpu_at = NEVER;
 	op->oom = oom_count() > op->oom_before;
 	source_close(&op->status);
 	inlet_close(&op->in);
 	if (op->session)
 		session_shut(op);
-	for (int i = 0; i < 2; i++) {
+	if (op->group.fd >= 0 && config.function)
+		op->cpu_us = group_cpu_us(&op->group) - op->cpu_before;
+	op->disk_used = cell_disk_used(op->cell);
+	for (int i = 0; i < OUTLETS; i++) {
 		outlet_drain(&op->out[i], op->pty);
 		if (op->out[i].src.fd < 0)
 			op->out[i].eof = true;
 	}
 	op_settle(op);
+	cell_left(op->cell);
+}
+
+/* The first of a program's two processes in a cell is not the one that counts. */
+static bool first_of_two(struct op *op, pid_t pid)
+{
+	pid_t born = start_born(op);
+
+	if (!born || born == pid)
+		return false;
+	op->pid = born;
+	return true;
 }
 
 void op_child_ended(pid_t pid, int status, uint64_t cpu_us)
@@ -216,8 +235,11 @@ void op_child_ended(pid_t pid, int status, uint64_t cpu_us)
 	struct op *op = NULL;
 
 	for (uint32_t i = 0; i < ops_high && !op; i++)
-		if (ops[i].pid == pid && (ops[i].state == OP_STARTING || ops[i].state == OP_RUNNING))
+		if ((ops[i].pid == pid || start_born(&ops[i]) == pid) &&
+		    (ops[i].state == OP_STARTING || ops[i].state == OP_RUNNING))
 			op = &ops[i];
+	if (op && first_of_two(op, pid))
+		return;
 	if (!op) {
 		op = session_orphaned(pid);
 		if (op)
@@ -226,6 +248,7 @@ void op_child_ended(pid_t pid, int status, uint64_t cpu_us)
 	}
 	if (op->status.ready)
 		op->status.ready(&op->status, 0); /* what it reported before it ended */
+	start_reached(op); /* in a cell the first of the two may still have its end of the pipe */
 	if (session_child_ended(op, pid, status))
 		return;
 	op->wait_status = status;
@@ -267,6 +290,32 @@ static void quiet_timer(struct op *op, uint64_t now)
 	op_kill(op);
 }
 
+/* Looks again when the rest could be used up at the earliest, by as many processors as there are. */
+static void cpu_timer(struct op *op, uint64_t now)
+{
+	uint64_t used = group_cpu_us(&op->group) - op->cpu_before, wait;
+
+	op->cpu_at = NEVER;
+	if (op->state != OP_STARTING && op->state != OP_RUNNING)
+		return;
+	if (used >= op->cpu_limit_us) {
+		op->cpu_limited = true;
+		op_kill(op);
+		return;
+	}
+	wait = (op->cpu_limit_us - used) / 1000 / config.processors;
+	op->cpu_at = now + (wait > CPU_LOOK_MS ? wait : CPU_LOOK_MS);
+}
+
+void op_cpu_limit(struct op *op, uint64_t ms)
+{
+	op->cpu_before = group_cpu_us(&op->group);
+	if (!ms || ms >= TIMEOUT_MAX_MS)
+		return;
+	op->cpu_limit_us = ms * 1000;
+	op->cpu_at = now_ms() + (ms / config.processors > CPU_LOOK_MS ? ms / config.processors : CPU_LOOK_MS);
+}
+
 /* now counts as now_ms(), work as work_ms(). */
 static void op_timer(struct op *op, uint64_t now, uint64_t work)
 {
@@ -279,6 +328,8 @@ static void op_timer(struct op *op, uint64_t now, uint64_t work)
 	if (op->listen_at <= now)
 		start_listen(op, now);
 	quiet_timer(op, work);
+	if (op->cpu_at <= now)
+		cpu_timer(op, now);
 	if (op->kill_by <= work) {
 		op->kill_by = NEVER;
 		op->timed_out = true;
@@ -318,6 +369,7 @@ uint64_t op_next_timer(void)
 		work = op->kill_by < work ? op->kill_by : work;
 		next = op->kill_again < next ? op->kill_again : next;
 		next = op->listen_at < next ? op->listen_at : next;
+		next = op->cpu_at < next ? op->cpu_at : next;
 		at = op->session ? session_next_timer(op) : NEVER;
 		next = at < next ? at : next;
 	}

@@ -1,5 +1,6 @@
 /* What is sent, and in which order: control frames first, then streams in turn. Nothing queues up:
  * frames are made from the operations' state when there is room for them. */
+#include "cell.h"
 #include "session.h"
 
 #include <errno.h>
@@ -73,6 +74,13 @@ void send_begin(const uint8_t nonce[NONCE_SIZE], bool same_transport)
 	welcome_due = true;
 }
 
+/* What is not said is 0. */
+static void build_some(struct builder *b, uint8_t tag, uint64_t value)
+{
+	if (value)
+		build_u64(b, tag, value);
+}
+
 static void welcome_send(void)
 {
 	struct builder b;
@@ -84,7 +92,7 @@ static void welcome_send(void)
 	build_text(&b, T_VERSION, AGENT_VERSION);
 	for (uint32_t i = 0; i < ops_high; i++) {
 		const struct op *op = &ops[i];
-		uint8_t bytes[112];
+		uint8_t bytes[128];
 		struct builder nested;
 
 		if (op->state == OP_FREE)
@@ -97,19 +105,13 @@ static void welcome_send(void)
 		build_u64(&nested, T_STDERR_TOTAL, op->out[1].ring.end);
 		build_u64(&nested, T_STDIN_TOTAL, op->in.ring.end);
 		build_u64(&nested, T_STDIN_EOF, op->in.eof);
+		build_some(&nested, T_RESULT_TOTAL, op->out[OUT_RESULT].ring.end);
 		build_bytes(&b, T_OP, nested.bytes, nested.used);
 	}
 	frame_begin(G_WELCOME, 0, b.used);
 }
 
 /* --- operations --------------------------------------------------------------------------------- */
-
-/* What is not said is 0. */
-static void build_some(struct builder *b, uint8_t tag, uint64_t value)
-{
-	if (value)
-		build_u64(b, tag, value);
-}
 
 /* Says also what STARTED and the ends of output would have said, if nobody has. */
 static bool done_send(struct op *op)
@@ -135,6 +137,9 @@ static bool done_send(struct op *op)
 	build_some(&b, T_CPU_US, op->cpu_us);
 	build_some(&b, T_STDOUT_TOTAL, op->out[0].ring.end);
 	build_some(&b, T_STDERR_TOTAL, op->out[1].ring.end);
+	build_some(&b, T_RESULT_TOTAL, op->out[OUT_RESULT].ring.end);
+	build_some(&b, T_CPU_LIMIT, op->cpu_limited);
+	build_some(&b, T_DISK_USED, op->disk_used);
 	/* Not of a session: its STARTED was sent, and its shell may be another one by now. */
 	build_some(&b, T_PID, op->started && !op->session ? (uint64_t)op->pid : 0);
 	return send_frame(G_DONE, op->handle << 2, &b);
@@ -157,7 +162,8 @@ static bool done_due(const struct op *op)
 
 	if (op->state != OP_DONE || op->done_sent)
 		return false;
-	return op->session ? out[0].eof_sent && out[1].eof_sent : all_sent(&out[0]) && all_sent(&out[1]);
+	return op->session ? out[0].eof_sent && out[1].eof_sent
+			   : all_sent(&out[0]) && all_sent(&out[1]) && all_sent(&out[OUT_RESULT]);
 }
 
 static bool stdin_control(struct op *op)
@@ -197,6 +203,7 @@ static bool op_control(struct op *op)
 		if (!done_send(op))
 			return false;
 		op->done_sent = op->out[0].eof_sent = op->out[1].eof_sent = true;
+		op->out[OUT_RESULT].eof_sent = true;
 		op->started_due = false;
 	}
 	return true;
@@ -209,7 +216,7 @@ static bool control_send(void)
 	for (uint32_t i = 0; i < ops_high; i++)
 		if (ops[i].state != OP_FREE && ops[i].attached && !op_control(&ops[i]))
 			return false;
-	return forward_control();
+	return cells_control() && forward_control();
 }
 
 /* --- data ----------------------------------------------------------------------------------------- */
@@ -251,16 +258,16 @@ static bool end_waits(const struct op *op, const struct outlet *o)
 
 static struct outlet *stream_at(uint32_t index, uint32_t *stream, bool *end_too)
 {
-	uint32_t forwards = 2 * ops_high;
+	uint32_t forwards = OUTLETS * ops_high;
 	struct op *op;
 	struct outlet *o;
 
 	*end_too = true;
 	if (index >= forwards)
 		return forward_outlet(index - forwards, stream);
-	op = &ops[index / 2];
-	o = &op->out[index % 2];
-	*stream = op->handle << 2 | (2 + index % 2);
+	op = &ops[index / OUTLETS];
+	o = &op->out[index % OUTLETS];
+	*stream = op->handle << 2 | outlet_channel(index % OUTLETS);
 	*end_too = !done_tells(op);
 	return op->state != OP_FREE && op->attached && !end_waits(op, o) ? o : NULL;
 }
@@ -268,7 +275,7 @@ static struct outlet *stream_at(uint32_t index, uint32_t *stream, bool *end_too)
 /* Goes once around; false when the room ran out. */
 static bool data_send(void)
 {
-	uint32_t count = 2 * ops_high + forward_streams(), stream;
+	uint32_t count = OUTLETS * ops_high + forward_streams(), stream;
 	bool end_too;
 
 	for (uint32_t i = 0; i < count; i++, turn++) {
@@ -280,8 +287,8 @@ static bool data_send(void)
 			continue;
 		if (!stream_send(o, stream, end_too))
 			return false;
-		if (turn >= 2 * ops_high)
-			forward_settle(turn - 2 * ops_high);
+		if (turn >= OUTLETS * ops_high)
+			forward_settle(turn - OUTLETS * ops_high);
 	}
 	return true;
 }

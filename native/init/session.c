@@ -110,7 +110,7 @@ static void shell_gone(struct op *op)
 int session_shell_again(struct op *op)
 {
 	struct session *s = op->session;
-	struct launch l = {.payload = s->start, .length = s->start_size, .status = -1, .in = -1,
+	struct launch l = {.payload = s->start, .length = s->start_size, .status = -1, .in = -1, .result = -1, .talk = -1, .cell = NO_CELL, .pidfd = -1,
 			   .out = -1, .err = -1, .script = -1, .answer = -1, .kind = 2,
 			   .cwd_last = s->cwd};
 	int error;

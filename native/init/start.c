@@ -1,5 +1,6 @@
 /* START: from a frame to a running child, and its reports until exec. */
 #include "known.h"
+#include "request.h"
 #include "session.h"
 
 #include <errno.h>
@@ -27,68 +28,14 @@ struct clone3_args {
 		set_tid_size, cgroup;
 };
 
-struct request {
-	const uint8_t *id;
-	uint64_t kind, timeout_ms, quiet_ms, in, merge, rows, cols;
-	bool pty;
-	uint32_t args;
-};
-
-static int request_field(const struct field *f, struct request *r)
-{
-	switch (f->tag) {
-	case T_OP_ID:
-		r->id = f->bytes;
-		return f->length == OP_ID_SIZE ? 0 : -EPROTO;
-	case T_ARG:
-		r->args++;
-		/* fall through */
-	case T_ENV:
-	case T_CWD:
-	case T_USER:
-		return f->length && memchr(f->bytes, 0, f->length) ? -EPROTO : 0;
-	case T_KIND:
-		return field_u64(f, &r->kind);
-	case T_TIMEOUT_MS:
-		return field_u64(f, &r->timeout_ms);
-	case T_NO_OUTPUT_MS:
-		return field_u64(f, &r->quiet_ms);
-	case T_STDIN:
-		return field_u64(f, &r->in);
-	case T_MERGE:
-		return field_u64(f, &r->merge);
-	case T_PTY_ROWS:
-		r->pty = true;
-		return field_u64(f, &r->rows);
-	case T_PTY_COLS:
-		r->pty = true;
-		return field_u64(f, &r->cols);
-	}
-	return 0;
-}
-
-static bool request_parse(const uint8_t *payload, size_t length, struct request *r)
-{
-	struct fields it = fields_of(payload, length);
-	struct field f;
-	int more;
-
-	*r = (struct request){.id = NULL};
-	while ((more = fields_next(&it, &f)) > 0)
-		if (request_field(&f, r))
-			return false;
-	if (r->kind == 2 && (r->pty || r->in || r->merge))
-		return false;
-	return !more && r->id && r->args && r->kind <= 2;
-}
-
 /* A page shared with the children. Exec closes the status pipe, but so does being killed: a child sets its
  * mark when only exec is left; a message would wake us for nothing. What is known is the children's alone. */
 struct common {
 	volatile uint8_t marks[OPS_LIMIT];
 	struct known known[KNOWN_USERS];
+	volatile pid_t born[OPS_LIMIT]; /* of cells: the second process of each operation */
 };
-_Static_assert(sizeof(struct common) <= 4096, "one page");
+_Static_assert(offsetof(struct common, born) <= 4096, "one page, but for cells");
 
 /* It lies among the other data: a mapping far away would cost each fork three page tables. */
 static struct common *common(void) /* NULL: no memory */
@@ -99,6 +46,13 @@ static struct common *common(void) /* NULL: no memory */
 	shared = shared || mmap(page, sizeof(struct common), PROT_READ | PROT_WRITE,
 				MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page;
 	return shared ? (struct common *)(void *)page : NULL;
+}
+
+pid_t start_born(const struct op *op)
+{
+	const struct common *c = op->cell == NO_CELL ? NULL : common();
+
+	return c ? c->born[op - ops] : 0;
 }
 
 static bool marked(const struct op *op)
@@ -168,6 +122,19 @@ static ssize_t report_receive(struct op *op, struct report *r, struct msghdr *m)
 		       : read(op->status.fd, r, sizeof(*r));
 }
 
+/* The end before its mark was set: its death will be told by wait. */
+void start_reached(struct op *op)
+{
+	if (op->state != OP_STARTING || op->fail_step || !marked(op))
+		return;
+	op->state = OP_RUNNING;
+	op->pid = start_born(op) ? start_born(op) : op->pid;
+	op_heard(op);
+	op->exec_by = NEVER;
+	op->started_due = op->started_due || !op->started;
+	op->started = true;
+}
+
 static void status_ready(struct source *src, uint32_t events)
 {
 	struct op *op = container_of(src, struct op, status);
@@ -189,14 +156,7 @@ static void status_ready(struct source *src, uint32_t events)
 		if (n < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
 		source_close(src);
-		/* The end before its mark was set: its death will be told by wait. */
-		if (op->state == OP_STARTING && marked(op) && !op->fail_step) {
-			op->state = OP_RUNNING;
-			op_heard(op);
-			op->exec_by = NEVER;
-			op->started_due = op->started_due || !op->started;
-			op->started = true;
-		}
+		start_reached(op);
 	}
 }
 
@@ -252,13 +212,13 @@ void start_listen(struct op *op, uint64_t now)
 	}
 	op->listening = true;
 	op->listen_at = now + STARTED_BY_MS;
-	outlet_watch(&op->out[0]);
-	outlet_watch(&op->out[1]);
+	for (int i = 0; i < OUTLETS; i++)
+		outlet_watch(&op->out[i]);
 }
 
 static int streams_make(struct op *op, struct launch *l, bool in)
 {
-	int here, error = status_make(op, l);
+	int here = -1, error = status_make(op, l);
 
 	if (error)
 		return error;
@@ -281,6 +241,12 @@ static int streams_make(struct op *op, struct launch *l, bool in)
 		if (error)
 			return error;
 		outlet_open(&op->out[i], here, out_ready);
+	}
+	if (op->result) {
+		error = pipe_make(&here, &l->result, true);
+		if (error)
+			return error;
+		outlet_open(&op->out[OUT_RESULT], here, out_ready);
 	}
 	return 0;
 }
@@ -318,7 +284,7 @@ static pid_t fork_into(struct op *op, struct launch *l)
 
 static void ends_close(const struct launch *l)
 {
-	const int ends[] = {l->status, l->in, l->out, l->err, l->script, l->answer};
+	const int ends[] = {l->status, l->in, l->out, l->err, l->script, l->answer, l->result, l->talk};
 
 	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
 		if (ends[i] >= 0)
@@ -333,13 +299,19 @@ int launch(struct op *op, struct launch *l, bool in)
 
 	/* Never outside of a group, if there are groups: nothing could end it. */
 	if (!error && config.has_group && op->group.fd < 0)
-		error = group_make(&op->group);
+		error = group_make(&op->group, op->cell);
 	if (!c)
 		error = -ENOMEM;
 	if (!error) {
 		l->executing = &c->marks[op - ops];
 		l->known = c->known;
 		*l->executing = 0;
+		if (op->cell != NO_CELL) {
+			l->born = &c->born[op - ops];
+			*l->born = 0;
+		}
+		if (config.function)
+			op_cpu_limit(op, l->cpu_ms);
 		pid = fork_into(op, l);
 		if (!pid)
 			child_run(l); /* the child has no operations: OWN */
@@ -357,10 +329,25 @@ int launch(struct op *op, struct launch *l, bool in)
 	return error;
 }
 
+static void op_take(struct op *op, const struct request *r, struct launch *l)
+{
+	op->pty = l->pty = r->pty;
+	op->rows = l->rows = (uint16_t)r->rows;
+	op->cols = l->cols = (uint16_t)r->cols;
+	op->kind = l->kind = r->kind;
+	op->cell = l->cell;
+	op->result = r->result == 1;
+	op->out[OUT_RESULT].eof_sent = !op->result;
+	l->merge = r->merge == 1;
+	l->limits = r->limits;
+	l->cpu_ms = r->cpu_ms;
+	op->oom_before = oom_count();
+}
+
 int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step)
 {
-	struct launch l = {.payload = payload, .length = length, .status = -1, .in = -1,
-			   .out = -1, .err = -1, .script = -1, .answer = -1};
+	struct launch l = {.payload = payload, .length = length, .status = -1, .in = -1, .out = -1, .err = -1,
+			   .script = -1, .answer = -1, .result = -1, .talk = -1, .cell = NO_CELL, .pidfd = -1};
 	struct request r;
 	struct op *op;
 	int error;
@@ -370,16 +357,14 @@ int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step
 		return EPROTO;
 	if (op_find(handle) || op_id_known(r.id))
 		return EEXIST;
+	error = request_place(&r, &l, step);
+	if (error)
+		return error;
 	op = op_new(handle, r.id);
 	if (!op)
 		return EAGAIN;
-	op->pty = l.pty = r.pty;
-	op->rows = l.rows = (uint16_t)r.rows;
-	op->cols = l.cols = (uint16_t)r.cols;
-	l.merge = r.merge == 1;
-	l.kind = r.kind;
-	op->oom_before = oom_count();
-	error = l.kind == 2 ? session_begin(op, payload, length) : 0;
+	op_take(op, &r, &l);
+	error = r.kind == KIND_SESSION ? session_begin(op, payload, length) : 0;
 	if (!error)
 		error = launch(op, &l, r.in == 1);
 	if (error) {

@@ -25,6 +25,7 @@ int mount_overlay(struct child *c, const struct step *s);
 int mount_shared(struct child *c, const struct step *s);
 int mount_node(struct child *c, const struct step *s);
 int mount_leave(struct child *c, const struct step *s);
+int mount_view(struct child *c, const struct step *s);
 int mount_root(struct child *c, const struct step *s);
 int mount_part(struct child *c, const struct step *s);
 int mount_proc(struct child *c, const struct step *s);
@@ -35,6 +36,8 @@ int mount_over_dir(struct child *c, const struct step *s);
 int mount_readonly(struct child *c, const struct step *s);
 int mount_cover(struct child *c, const struct step *s);
 int mount_chroot(struct child *c, const struct step *s);
+int mount_places(struct child *c, const struct step *s);
+int mount_seal(struct child *c, const struct step *s);
 
 /* idmap.c: a descriptor of a namespace that maps the ids of files on disk to those on the host */
 int idmap_make(uint64_t disk, uint64_t host);

@@ -30,13 +30,14 @@ int limits_set(void)
 int hand_config(struct child *c, const struct step *s)
 {
 	const struct request *r = c->i->request;
-	uint8_t extra[64];
+	uint8_t extra[96];
 	struct builder b;
 	int fds[2];
 
 	build_init(&b, extra, sizeof(extra));
 	build_u64(&b, T_CFG_TASKS, s->m);
 	build_u64(&b, T_CFG_OOM, r->oom_file ? r->oom_kind : 0);
+	build_u64(&b, T_CFG_PROFILE, r->profile);
 	if (getrandom(c->key, sizeof(c->key), 0) != (ssize_t)sizeof(c->key))
 		return -errno;
 	build_bytes(&b, T_CFG_KEY, (const uint8_t *)c->key, sizeof(c->key));

@@ -28,6 +28,7 @@ struct slot {
 	bool has_cgroup_ns;
 	bool making;   /* its descriptors are not there yet; STATUS names it, so that nobody reuses it */
 	bool adopted;  /* made by an earlier launcher: its descriptors are gone, it is not used again */
+	bool function; /* its user namespace may have namespaces below it: it serves no sandbox */
 	uint64_t sockets; /* in its network namespace when that was made */
 	struct instance *user; /* Invariant: user == NULL or user->slot == this */
 };

@@ -147,7 +147,7 @@ static int drop_bounding_set(struct failure *f)
 static int prepare(struct launcher *l, const char *init, struct failure *f)
 {
 	static struct seccomp_program program;
-	int count = seccomp_build(&program, SECCOMP_PROGRAM_MAX), err;
+	int count = seccomp_build(&program, SECCOMP_PROGRAM_MAX, SECCOMP_SANDBOX), err;
 
 	if (count < 0)
 		return fail(f, "seccomp", count, "program");

@@ -195,8 +195,9 @@ static int cradle_make(void)
 
 	if (!err)
 		err = become_root(root, "/layers");
-	/* Where a sandbox parks the tmpfs of its /dev and its layers, beneath its root. */
-	if (!err && (mkdir("/t", 0700) < 0 || mkdir("/l", 0700) < 0))
+	/* Where a sandbox parks the tmpfs of its /dev and its layers, beneath its root; and a function container a
+	 * proc. */
+	if (!err && (mkdir("/t", 0700) < 0 || mkdir("/l", 0700) < 0 || mkdir("/p", 0700) < 0))
 		err = -errno;
 	return err;
 }

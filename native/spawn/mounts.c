@@ -195,6 +195,15 @@ int mount_leave(struct child *c, const struct step *s)
 	return err ? err : sys_unshare(CLONE_NEWNS);
 }
 
+int mount_view(struct child *c, const struct step *s)
+{
+	close_auto int fd = sys_new_mount("proc", MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, NULL);
+
+	(void)c;
+	(void)s;
+	return fd < 0 ? fd : sys_move_mount(fd, AT_FDCWD, "/p");
+}
+
 int mount_root(struct child *c, const struct step *s)
 {
 	/* Parked beneath the root first: kernels before 6.15 clone only from mounts that are attached. */
@@ -234,8 +243,8 @@ int mount_part(struct child *c, const struct step *s)
 {
 	int fd = sys_open_tree(c->shared_fd, s->a, OPEN_TREE_CLONE);
 
-	if (fd >= 0 && s->op == OP_RUN) {
-		int err = sys_mount_setattr(fd, "", MOUNT_ATTR_NODEV, -1);
+	if (fd >= 0 && (s->op == OP_RUN || s->n)) {
+		int err = sys_mount_setattr(fd, "", s->op == OP_RUN ? MOUNT_ATTR_NODEV : MOUNT_ATTR_RDONLY, -1);
 
 		if (err)
 			return err;
@@ -245,7 +254,9 @@ int mount_part(struct child *c, const struct step *s)
 
 int mount_proc(struct child *c, const struct step *s)
 {
-	int fd = sys_new_mount("proc", MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, NULL);
+	static const char *const processes[][2] = {{"subset", "pid"}, {NULL, NULL}};
+	int fd = sys_new_mount("proc", MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC,
+			       s->n ? processes : NULL);
 
 	return attach(c, fd, s->a, s->m);
 }
@@ -315,4 +326,23 @@ int mount_cover(struct child *c, const struct step *s)
 	if (stat(s->a, &st) < 0)
 		return -errno;
 	return S_ISDIR(st.st_mode) ? mount_over_dir(c, s) : mount_over_file(c, s);
+}
+
+/* Where the image has a link, as /var/tmp may be one, there is nothing to be made. */
+int mount_places(struct child *c, const struct step *s)
+{
+	static const char *const places[] = {"tmp", "var", "var/tmp", "run", "call"};
+
+	make_as((uid_t)s->m);
+	for (unsigned i = 0; i < 5; i++)
+		if (mkdirat(c->overlay_fd, places[i], 0755) < 0 && errno != EEXIST)
+			return -errno;
+	make_as(0);
+	return 0;
+}
+
+int mount_seal(struct child *c, const struct step *s)
+{
+	(void)s;
+	return sys_mount_setattr(c->overlay_fd, "", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, -1);
 }

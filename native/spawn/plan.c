@@ -32,10 +32,11 @@ static const struct {
 	[OP_SHARED] = {"shared", "tmpfs of $n bytes owned by $m: dev, run, empty"},
 	[OP_NODE] = {"node", "/dev/$a: character device $b, mode 0666, owner $m"},
 	[OP_LEAVE] = {"leave", "enter the empty mount namespace and copy it"},
+	[OP_VIEW] = {"view", "a whole proc beneath the root, where no path leads"},
 	[OP_ROOT] = {"root", "overlay over /"},
-	[OP_DEV] = {"dev", "tmpfs dev at /dev, nosuid"},
+	[OP_DEV] = {"dev", "tmpfs dev at /dev, nosuid$b"},
 	[OP_RUN] = {"run", "tmpfs run at /run, nosuid, nodev"},
-	[OP_PROC] = {"proc", "at /proc, nosuid, nodev, noexec"},
+	[OP_PROC] = {"proc", "at /proc, nosuid, nodev, noexec$b"},
 	[OP_DEVPTS] = {"devpts", "at /dev/pts, gid $n"},
 	[OP_MQUEUE] = {"mqueue", "at /dev/mqueue"},
 	[OP_HIDE_FILE] = {"hide", "/dev/null over $a"},
@@ -44,6 +45,8 @@ static const struct {
 	[OP_FIRM] = {"firm", "$a read-only"},
 	[OP_COVER] = {"cover", "$a: /dev/null over a file, an empty read-only directory over another"},
 	[OP_CHROOT] = {"chroot", "into the overlay"},
+	[OP_PLACES] = {"places", "/tmp, /var/tmp, /run, /call: where cells have their own"},
+	[OP_SEAL] = {"seal", "root read-only, nosuid, nodev"},
 	[OP_LIMITS] = {"limits", "core 1 byte (no dump, not even to a pipe)"},
 	[OP_CONFIG] = {"config", "pipe of $n bytes, $m tasks files"},
 	[OP_DESCRIPTORS] = {"descriptors", "0-2 null, 3 socket, 4 image, 5 user namespace, 6 work group, "
@@ -125,13 +128,23 @@ static void add_opening(struct plan *plan, const struct request *r, const struct
 	}
 }
 
+static void add_covers(struct plan *plan, const struct request *r, const struct plan_facts *facts)
+{
+	add(plan, OP_HIDE_DIR, "/sys", NULL, 0, facts->uid_base);
+	/* A directory that is made read-only is laid over itself, and would cover what was hidden in it. */
+	for (unsigned i = 0; i < r->readonly.count; i++)
+		add(plan, OP_FIRM, r->readonly.items[i], NULL, 0, 0);
+	for (unsigned i = 0; i < r->hidden.count; i++)
+		add(plan, OP_COVER, r->hidden.items[i], NULL, 0, facts->uid_base);
+}
+
 static void add_mounts(struct plan *plan, const struct request *r, const struct plan_facts *facts)
 {
 	add(plan, OP_LEAVE, NULL, NULL, 0, 0);
 	add(plan, OP_ROOT, NULL, NULL, 0, facts->uid_base);
-	add(plan, OP_DEV, "dev", NULL, 0, facts->uid_base);
+	add(plan, OP_DEV, "dev", "", 0, facts->uid_base);
 	add(plan, OP_RUN, "run", NULL, 0, facts->uid_base);
-	add(plan, OP_PROC, "proc", NULL, 0, facts->uid_base);
+	add(plan, OP_PROC, "proc", "", 0, facts->uid_base);
 	/* The gid of devpts is a host id: that of tty inside is 5. */
 	add(plan, OP_DEVPTS, "dev/pts", NULL, facts->uid_base + 5, 0);
 	add(plan, OP_MQUEUE, "dev/mqueue", NULL, 0, 0);
@@ -139,12 +152,23 @@ static void add_mounts(struct plan *plan, const struct request *r, const struct 
 	for (unsigned i = 0; i < plan_mask_count; i++)
 		if (facts->masks >> i & 1)
 			add(plan, plan_masks[i].op, plan_masks[i].path, NULL, 0, facts->uid_base);
-	add(plan, OP_HIDE_DIR, "/sys", NULL, 0, facts->uid_base);
-	/* A directory that is made read-only is laid over itself, and would cover what was hidden in it. */
-	for (unsigned i = 0; i < r->readonly.count; i++)
-		add(plan, OP_FIRM, r->readonly.items[i], NULL, 0, 0);
-	for (unsigned i = 0; i < r->hidden.count; i++)
-		add(plan, OP_COVER, r->hidden.items[i], NULL, 0, facts->uid_base);
+	add_covers(plan, r, facts);
+}
+
+/* Of a function container: what its cells begin with, and the agent's own /proc. All of it is read-only, and
+ * locked in the namespaces of cells (mount_namespaces(7)). They get their own of what is missing. */
+static void add_function(struct plan *plan, const struct request *r, const struct plan_facts *facts)
+{
+	add(plan, OP_LEAVE, NULL, NULL, 0, 0);
+	/* The kernel lets a user namespace mount proc only where it sees a whole one already. */
+	add(plan, OP_VIEW, NULL, NULL, 0, 0);
+	add(plan, OP_ROOT, NULL, NULL, 0, facts->uid_base);
+	add(plan, OP_DEV, "dev", ", read-only", 1, facts->uid_base);
+	add(plan, OP_PROC, "proc", ", processes only", 1, facts->uid_base);
+	add(plan, OP_CHROOT, NULL, NULL, 0, 0);
+	add_covers(plan, r, facts);
+	add(plan, OP_PLACES, NULL, NULL, 0, facts->uid_base);
+	add(plan, OP_SEAL, NULL, NULL, 0, 0);
 }
 
 int plan_start(struct plan *plan, const struct request *r, const struct plan_facts *facts)
@@ -156,11 +180,16 @@ int plan_start(struct plan *plan, const struct request *r, const struct plan_fac
 		return -EOPNOTSUPP;
 	add_launcher(plan, r, facts);
 	add_opening(plan, r, facts);
-	add_mounts(plan, r, facts);
+	if (r->profile == PROFILE_FUNCTION)
+		add_function(plan, r, facts);
+	else
+		add_mounts(plan, r, facts);
 	add(plan, OP_LIMITS, NULL, NULL, 0, 0);
 	add(plan, OP_CONFIG, NULL, NULL, r->config_length, r->tasks.count);
 	add(plan, OP_DESCRIPTORS, NULL, NULL, files, 0);
-	add(plan, OP_SECCOMP, NULL, NULL, 0, 0);
+	/* The agent of a function container makes cells, and each program there has the filter. */
+	if (r->profile != PROFILE_FUNCTION)
+		add(plan, OP_SECCOMP, NULL, NULL, 0, 0);
 	add(plan, OP_IDENTITY, NULL, NULL, facts->owner_uid, 0);
 	add(plan, OP_EXEC, NULL, NULL, 0, 0);
 	return 0;

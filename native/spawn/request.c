@@ -45,6 +45,7 @@ static const struct form {
 	{T_KEEP_UPPER, NUMBER, offsetof(struct request, keep_upper), "keep_upper", 0},
 	{T_BYTES, NUMBER, offsetof(struct request, bytes), "bytes", 0},
 	{T_TEXT, ID, offsetof(struct request, text), "text", 0},
+	{T_PROFILE, NUMBER, offsetof(struct request, profile), "profile", 0},
 };
 
 /* Mandatory tags of each request; a zero ends the list. */
@@ -241,7 +242,7 @@ static int check(const struct request *r, const char **where)
 				return -EINVAL;
 		}
 		*where = "number";
-		if (r->oom_kind > 2 || r->keep_upper > 1 || r->pid > INT32_MAX ||
+		if (r->profile > PROFILE_FUNCTION || r->oom_kind > 2 || r->keep_upper > 1 || r->pid > INT32_MAX ||
 		    r->disk_bytes > INT64_MAX || r->bytes > INT64_MAX || r->shm_bytes > INT64_MAX)
 			return -EINVAL;
 		return 0;
@@ -250,11 +251,23 @@ static int check(const struct request *r, const char **where)
 	return -EOPNOTSUPP;
 }
 
+/* Most requests have few: there is room for those that there are. */
+static size_t steps_count(struct fields it)
+{
+	struct field field;
+	size_t count = 0;
+
+	while (count < STEPS_MAX && fields_next(&it, &field) == 1)
+		count += field.tag == T_STEP;
+	return count;
+}
+
 int request_parse(const struct frame *f, const uint8_t *payload, struct request **out,
 		  const char **where)
 {
 	struct fields it = fields_of(payload, f->length);
-	struct request *r = calloc(1, sizeof(*r) + f->length + 1);
+	size_t steps = steps_count(it) * sizeof(struct group_step);
+	struct request *r = calloc(1, sizeof(*r) + steps + f->length + 1);
 	struct field field;
 	char *arena;
 	int err;
@@ -264,7 +277,8 @@ int request_parse(const struct frame *f, const uint8_t *payload, struct request 
 		return -ENOMEM;
 	r->type = f->type;
 	r->id = f->stream;
-	arena = r->arena;
+	r->steps = (struct group_step *)(void *)r->arena;
+	arena = r->arena + steps;
 	while ((err = fields_next(&it, &field)) == 1) {
 		for (size_t i = 0; i < sizeof(forms) / sizeof(*forms); i++) {
 			if (forms[i].tag != field.tag)

@@ -5,7 +5,8 @@
 #include "frames.h"
 #include "names.h"
 
-enum { STEPS_MAX = 64, LAYERS_MAX = 64, TASKS_MAX = 16, READS_MAX = 16, COVERS_MAX = 16, NODES_MAX = 32,
+/* TASKS_MAX and STEPS_MAX: of a function container with 32 cells, four groups each. */
+enum { STEPS_MAX = 640, LAYERS_MAX = 64, TASKS_MAX = 144, READS_MAX = 16, COVERS_MAX = 16, NODES_MAX = 32,
        CONFIG_MAX = 60000 };
 
 /* STEP: the cgroup work that Python plans. */
@@ -24,8 +25,10 @@ struct device_node {
 
 struct text_list {
 	unsigned count;
-	const char *items[LAYERS_MAX];
+	const char *items[TASKS_MAX]; /* the longest list */
 };
+
+enum profile { PROFILE_SANDBOX, PROFILE_FUNCTION };
 
 struct request {
 	uint8_t type;
@@ -34,14 +37,15 @@ struct request {
 	const char *instance, *upper, *path, *device, *hostname, *agent_group, *work_group;
 	const char *oom_file, *socket, *upper_from, *text;
 	uint64_t slot, uid_base, owner_uid, disk_bytes, shm_bytes, oom_kind, keep_upper, pid, offset, bytes;
+	uint64_t profile; /* enum profile */
 	const uint8_t *config;
 	size_t config_length;
 	struct text_list layers, tasks, reads, readonly, hidden;
 	unsigned step_count;
-	struct group_step steps[STEPS_MAX];
+	struct group_step *steps; /* in front of the texts */
 	unsigned node_count;
 	struct device_node nodes[NODES_MAX];
-	char arena[]; /* the texts, terminated; Invariant: as long as the payload */
+	char arena[]; /* the steps, then the texts, terminated; Invariant: the texts' part is as long as the payload */
 };
 
 /* 0 and *out (to be freed), or -EPROTO, -EINVAL, -E2BIG, -ENOMEM. `where` gets the name of the field

@@ -95,13 +95,30 @@ static bool hear(int fd)
 	return read(fd, &byte, 1) == 1;
 }
 
-/* The process whose namespace is taken. Its uid becomes the namespace's owner; the limits belong to
- * the namespace of the writer, so that only it can write them before it goes. */
+/* The limits on further namespaces below a slot's; they belong to the namespace of the writer. A function
+ * container's cells are such namespaces; those that ended count until the kernel has got round to them. */
+static int limits_write(const struct request *r, int proc)
+{
+	static const struct {
+		const char *name, *of_function;
+	} limits[] = {{"user", "0"}, {"cgroup", "0"}, {"time", "0"}, {"mnt", "4096"}, {"net", "4096"},
+		      {"pid", "4096"}, {"ipc", "4096"}, {"uts", "4096"}};
+	int err = 0;
+
+	for (unsigned i = 0; i < 8 && !err && !weak("counters"); i++) {
+		char path[64];
+
+		snprintf(path, sizeof(path), "sys/user/max_%s_namespaces", limits[i].name);
+		err = write_file(proc, path, r->profile == PROFILE_FUNCTION ? limits[i].of_function : "0");
+	}
+	return err;
+}
+
+/* The process whose namespace is taken. Its uid becomes the namespace's owner; only it can write the limits,
+ * before it goes. */
 static int user_process(const struct request *r, int proc, int in, int out)
 {
-	static const char *const limits[] = {"user", "mnt", "net", "pid", "ipc", "uts", "cgroup", "time"};
 	uid_t owner = (uid_t)r->owner_uid;
-	char path[64];
 	int err;
 
 	if (setgroups(0, NULL) < 0 || setresgid(owner, owner, owner) < 0 ||
@@ -112,10 +129,8 @@ static int user_process(const struct request *r, int proc, int in, int out)
 		return err ? err : -EPIPE;
 	if (r->agent_group)
 		err = sys_unshare(CLONE_NEWCGROUP);
-	for (unsigned i = 0; i < 8 && !err && !weak("counters"); i++) {
-		snprintf(path, sizeof(path), "sys/user/max_%s_namespaces", limits[i]);
-		err = write_file(proc, path, "0");
-	}
+	if (!err)
+		err = limits_write(r, proc);
 	if (err || !tell(out))
 		return err ? err : -EPIPE;
 	hear(in); /* the end: it has been opened */
@@ -243,7 +258,8 @@ void slot_make(struct launcher *l, struct request *r)
 	if (o && s && !err) {
 		*s = (struct slot){.id = r->slot, .uid_base = r->uid_base, .owner_uid = r->owner_uid,
 				   .user_fd = -1, .net_fd = -1, .making = true,
-				   .has_cgroup_ns = r->agent_group};
+				   .has_cgroup_ns = r->agent_group,
+				   .function = r->profile == PROFILE_FUNCTION};
 		*o = (struct order){.launcher = l, .request = r, .slot = s, .reply = reply};
 		err = job_start(&l->loop, work, o, slot_made, o, SLOT_TERMS);
 		if (!err) {

@@ -254,6 +254,8 @@ static int check(struct launcher *l, const struct request *r, struct slot *slot,
 		return fail(f, "slot", -ENOENT, "slot %llu", (unsigned long long)r->slot);
 	if (slot->user || slot->adopted || slot->making)
 		return fail(f, "slot", -EBUSY, "slot %llu", (unsigned long long)r->slot);
+	if (slot->function != (r->profile == PROFILE_FUNCTION))
+		return fail(f, "slot", -EINVAL, "slot %llu: of the other profile", (unsigned long long)r->slot);
 	for (unsigned n = 0; n < r->layers.count; n++)
 		if (!layer_known(l, r->layers.items[n]))
 			return fail(f, "layer", -ENOENT, "%s", r->layers.items[n]);
@@ -281,7 +283,7 @@ static struct instance *instance_new(struct launcher *l, struct request *r, stru
 				     struct failure *f)
 {
 	struct instance *i = calloc(1, sizeof(*i));
-	struct plan *plan = calloc(1, sizeof(*plan));
+	struct plan *plan = malloc(sizeof(*plan)); /* of its steps only those that there are get written */
 	struct plan_facts facts = {.upper_btrfs = l->upper == UPPER_BTRFS,
 				   .slot_cgroup_ns = slot->has_cgroup_ns, .uid_base = slot->uid_base,
 				   .owner_uid = slot->owner_uid, .masks = l->masks};

@@ -171,6 +171,42 @@ static void test_plan_order(void)
 	free(r);
 }
 
+static void test_plan_of_a_function_container(void)
+{
+	static const enum op order[] = {OP_LEAVE, OP_VIEW, OP_ROOT, OP_DEV, OP_PROC, OP_CHROOT, OP_HIDE_DIR,
+					OP_PLACES, OP_SEAL, OP_DESCRIPTORS, OP_IDENTITY, OP_EXEC};
+	static const enum op absent[] = {OP_SECCOMP, OP_DEVPTS, OP_MQUEUE, OP_RUN, OP_HIDE_FILE, OP_READONLY};
+	struct plan_facts facts = {.upper_btrfs = true, .uid_base = 100000, .owner_uid = 900000, .masks = ~0u};
+	static struct plan plan;
+	struct request *r;
+	struct builder b;
+	const char *where;
+
+	start_fields(&b);
+	build_u64(&b, T_PROFILE, 2);
+	assert(parse(L_START, &b, &r, &where) == -EINVAL);
+	start_fields(&b);
+	build_u64(&b, T_PROFILE, PROFILE_FUNCTION);
+	for (unsigned i = 0; i < STEPS_MAX; i++)
+		build_text(&b, T_STEP, i % 2 ? "mkdir /a/b 755 7" : "rmdir /a/c");
+	assert(!parse(L_START, &b, &r, &where) && r->step_count == STEPS_MAX);
+	assert(!strcmp(r->steps[0].path, "/a/c") && r->steps[STEPS_MAX - 1].uid == 7);
+	assert(!plan_start(&plan, r, &facts) && plan.count <= PLAN_MAX);
+	for (unsigned i = 1; i < sizeof(order) / sizeof(*order); i++)
+		assert(find(&plan, order[i - 1]) < find(&plan, order[i]) && find(&plan, order[i]) < PLAN_MAX);
+	for (unsigned i = 0; i < sizeof(absent) / sizeof(*absent); i++)
+		assert(find(&plan, absent[i]) == PLAN_MAX);
+	assert(plan.steps[find(&plan, OP_DEV)].n == 1 && plan.steps[find(&plan, OP_PROC)].n == 1);
+	free(r);
+	build_text(&b, T_STEP, "rmdir /a/c");
+	assert(parse(L_START, &b, &r, &where) == -E2BIG && !strcmp(where, "step"));
+	start_fields(&b);
+	assert(!parse(L_START, &b, &r, &where) && !plan_start(&plan, r, &facts));
+	assert(find(&plan, OP_VIEW) == PLAN_MAX && find(&plan, OP_SEAL) == PLAN_MAX);
+	assert(!plan.steps[find(&plan, OP_DEV)].n && !plan.steps[find(&plan, OP_PROC)].n);
+	free(r);
+}
+
 static void test_plan_needs_btrfs(void)
 {
 	struct plan_facts facts = {.upper_btrfs = false};
@@ -276,6 +312,7 @@ int main(void)
 	test_steps();
 	test_request_errors();
 	test_plan_order();
+	test_plan_of_a_function_container();
 	test_plan_needs_btrfs();
 	test_plan_at_its_bounds();
 	test_nodes();

@@ -38,6 +38,7 @@ TOTAL, OFFSET, SIGNO, EXIT_CODE, TIMED_OUT, CANCELLED, OOM = range(21, 28)
 START_NS, END_NS, CPU_US, ERROR_STEP, ERRNO, PORT = range(28, 34)
 STDIN_TOTAL, STDIN_EOF, NO_OUTPUT_MS, NO_OUTPUT, MORE_BYTES, SCRIPT, HELD = range(40, 47)
 CFG_TASKS, CFG_OOM, CFG_PEER_UID, CFG_NOFILE, CFG_ENV, CFG_DEADLINE, CFG_MAX_OPS = range(64, 71)
+RESULT_TOTAL = 61
 TEXTS = {VERSION, ERROR_STEP}
 RAW = {NONCE, OP, OP_ID, TOKEN}
 
@@ -159,7 +160,7 @@ class Client:
         ):
             if options.get(name) is not None:
                 payload += pack(tag, options[name])
-        payload += pack(STDIN, int(options.get("stdin", 0)))
+        payload += pack(STDIN, int(options.get("stdin", 0))) + bytes(options.get("more", b""))
         self.ops[handle] = op
         self.send_start(handle, payload)
         return op
@@ -194,8 +195,8 @@ class Client:
             zeros = (TIMED_OUT, NO_OUTPUT, CANCELLED, OOM, CPU_US, STDOUT_TOTAL, STDERR_TOTAL)
             op.done = dict.fromkeys(zeros, 0) | {t: v[0] for t, v in unpack(payload).items()}
             op.started = op.started or PID in op.done
-            for channel, name in ((2, STDOUT_TOTAL), (3, STDERR_TOTAL)):
-                op.ended.setdefault(channel, int(op.done[name]))
+            for channel, name in ((2, STDOUT_TOTAL), (3, STDERR_TOTAL), (1, RESULT_TOTAL)):
+                op.ended.setdefault(channel, int(op.done.get(name, 0)))
         elif kind == ERROR:
             op.errors.append({t: v[0] for t, v in unpack(payload).items()})
         elif kind == CREDIT:

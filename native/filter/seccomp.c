@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <linux/audit.h>
+#include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -10,8 +11,6 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-
-#include "sys.h"
 
 #if defined(__x86_64__)
 #define ARCH AUDIT_ARCH_X86_64
@@ -93,6 +92,7 @@ struct program {
 	unsigned used, size;
 	struct seccomp_word *words; /* by their places, until all are written */
 	unsigned word_count;
+	enum seccomp_use use;
 };
 
 static unsigned distance(struct program *p, unsigned place)
@@ -154,6 +154,23 @@ static unsigned put_key(struct program *p, unsigned other)
 	return next;
 }
 
+/* A zygote joins a cell's pid namespace to fork there, and its child all the others. */
+static unsigned put_setns(struct program *p)
+{
+	static const uint32_t joined[] = {CLONE_NEWPID, CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWUTS};
+
+	switch (p->use) {
+	case SECCOMP_CELL:
+		return END_DENY;
+	case SECCOMP_ZYGOTE:
+		return put_choice(p, 1, joined, 2, END_ALLOW, END_DENY);
+	case SECCOMP_SANDBOX:
+		break;
+	}
+	put_branch(p, BPF_JEQ, CLONE_NEWUSER, put_key(p, END_DENY), END_DENY);
+	return put_argument(p, 1);
+}
+
 static unsigned put_action(struct program *p, enum action action)
 {
 	static const uint32_t families[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};
@@ -171,10 +188,9 @@ static unsigned put_action(struct program *p, enum action action)
 		put_branch(p, BPF_JSET, namespaces, END_DENY, END_ALLOW);
 		return put_argument(p, 0);
 	case CLONE3: /* its flags lie in memory: not to be checked. The C library falls back on ENOSYS */
-		return put_key(p, END_ABSENT);
+		return p->use == SECCOMP_SANDBOX ? put_key(p, END_ABSENT) : END_ABSENT;
 	case SETNS:
-		put_branch(p, BPF_JEQ, CLONE_NEWUSER, put_key(p, END_DENY), END_DENY);
-		return put_argument(p, 1);
+		return put_setns(p);
 	case SOCKET:
 		return put_choice(p, 0, families, 4, END_ALLOW, END_FAMILY);
 	case IOCTL: /* both push input into a terminal that another process reads */
@@ -225,10 +241,10 @@ static unsigned make_ranges(struct range *out)
 	return count;
 }
 
-int seccomp_build(struct seccomp_program *out, unsigned size)
+int seccomp_build(struct seccomp_program *out, unsigned size, enum seccomp_use use)
 {
 	struct range ranges[2 * RULES + 2];
-	struct program p = {.at = out->code, .size = size, .words = out->words};
+	struct program p = {.at = out->code, .size = size, .words = out->words, .use = use};
 	unsigned count = make_ranges(ranges), ours;
 
 	for (unsigned i = 0; i < ENDS; i++)
@@ -241,8 +257,9 @@ int seccomp_build(struct seccomp_program *out, unsigned size)
 	if (p.used > p.size)
 		return -E2BIG;
 	memmove(out->code, out->code + p.size - p.used, p.used * sizeof(*out->code));
-	for (unsigned i = 0; i < SECCOMP_WORDS; i++)
+	for (unsigned i = 0; i < p.word_count; i++)
 		out->words[i].at = (uint16_t)(p.used - 1 - out->words[i].at);
+	out->word_count = p.word_count;
 	out->count = p.used;
 	return (int)p.used;
 }
@@ -253,9 +270,9 @@ int seccomp_key_set(struct seccomp_program *program, const uint32_t key[SECCOMP_
 
 	for (unsigned word = 0; word < SECCOMP_KEY_WORDS; word++)
 		any |= key[word];
-	if (!any || !program->count)
+	if (!any || !program->count || !program->word_count)
 		return -EINVAL;
-	for (unsigned i = 0; i < SECCOMP_WORDS; i++) {
+	for (unsigned i = 0; i < program->word_count; i++) {
 		const struct seccomp_word *w = &program->words[i];
 
 		program->code[w->at].k = key[w->number];

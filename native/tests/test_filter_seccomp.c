@@ -1,7 +1,8 @@
 /* The seccomp program, run by a small interpreter against what the list promises. */
-#include "../spawn/seccomp.c"
+#include "../filter/seccomp.c"
 
 #include <assert.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -177,13 +178,35 @@ static void test_too_small_a_buffer(void)
 {
 	static struct seccomp_program few;
 
-	assert(seccomp_build(&few, 8) == -E2BIG);
+	assert(seccomp_build(&few, 8, SECCOMP_SANDBOX) == -E2BIG);
 	assert(seccomp_key_set(&few, key) == -EINVAL);
+}
+
+/* Nobody in a cell makes the agent's calls, with or without a key; a zygote joins in two steps. */
+static void test_cells(void)
+{
+	const uint64_t rest = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWUTS;
+
+	for (enum seccomp_use use = SECCOMP_CELL; use <= SECCOMP_ZYGOTE; use++) {
+		uint32_t joins = use == SECCOMP_ZYGOTE ? SECCOMP_RET_ALLOW : error(EPERM);
+
+		count = seccomp_build(&built, SECCOMP_PROGRAM_MAX, use);
+		assert(count > 0 && seccomp_key_set(&built, key) == -EINVAL);
+		test_every_number();
+		test_arguments();
+		assert(ask_with(__NR_clone3, 3, 88, shown[0], shown[1]) == error(ENOSYS));
+		assert(ask_with(__NR_setns, 3, CLONE_NEWUSER, shown[0], shown[1]) == error(EPERM));
+		assert(ask(__NR_setns, 3, CLONE_NEWPID) == joins && ask(__NR_setns, 3, rest) == joins);
+		assert(ask(__NR_setns, 3, 0) == error(EPERM));
+		assert(ask(__NR_setns, 3, rest | CLONE_NEWUSER) == error(EPERM));
+		assert(ask(__NR_setns, 3, CLONE_NEWNS) == error(EPERM));
+		assert(ask(__NR_setns, 3, CLONE_NEWPID | 1ull << 32) == joins); /* the kernel takes an int */
+	}
 }
 
 int main(void)
 {
-	count = seccomp_build(&built, SECCOMP_PROGRAM_MAX);
+	count = seccomp_build(&built, SECCOMP_PROGRAM_MAX, SECCOMP_SANDBOX);
 	assert(count > 0);
 	test_without_a_key_nobody_has_one();
 	assert(!seccomp_key_set(&built, key));
@@ -195,5 +218,6 @@ int main(void)
 	test_other_architectures();
 	test_too_small_a_buffer();
 	printf("seccomp: %d instructions, at most %u run\n", count, longest);
+	test_cells();
 	return 0;
 }

@@ -1,0 +1,82 @@
+/* A program's way into a cell, and out of every privilege. */
+#include "cell.h"
+
+#include <errno.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "creds.h"
+#include "weak.h"
+
+enum { STACK = 1 << 16, JOINED = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWUTS };
+
+static struct {
+	const struct launch *l;
+	void (*in_cell)(const struct launch *l);
+} my;
+
+static int second(void *unused)
+{
+	(void)unused;
+	my.in_cell(my.l);
+	return 127;
+}
+
+/* Of pid namespaces only children are born into one: so there are two processes. They share their memory until
+ * the exec, for which the first waits; the agent is the parent of both. */
+void cell_enter(const struct launch *l, void (*in_cell)(const struct launch *l))
+{
+	static uint8_t stack[STACK] __attribute__((aligned(16)));
+	int flags = CLONE_VM | CLONE_VFORK | CLONE_PARENT | CLONE_PARENT_SETTID | SIGCHLD;
+
+	if (syscall(SYS_setns, FD_USERNS, CLONE_NEWUSER) || syscall(SYS_setns, l->pidfd, JOINED))
+		child_fail(l->status, STEP_FORK, errno);
+	my.l = l;
+	my.in_cell = in_cell;
+	if (clone(second, stack + STACK, flags, NULL, l->born) < 0)
+		child_fail(l->status, STEP_FORK, errno);
+	_exit(0);
+}
+
+static struct seccomp_program programs[SECCOMP_ZYGOTE + 1];
+
+bool cell_filters_build(void)
+{
+	return seccomp_build(&programs[SECCOMP_CELL], SECCOMP_PROGRAM_MAX, SECCOMP_CELL) > 0 &&
+	       seccomp_build(&programs[SECCOMP_ZYGOTE], SECCOMP_PROGRAM_MAX, SECCOMP_ZYGOTE) > 0;
+}
+
+int cell_filter(enum seccomp_use use)
+{
+	struct sock_fprog filter = {.len = (unsigned short)programs[use].count, .filter = programs[use].code};
+
+	if (weak("filter"))
+		return 0;
+	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) ? -errno : 0;
+}
+
+int cell_become(const struct identity *who)
+{
+	struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct none[2] = {{0}};
+
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+		return -errno;
+	for (int cap = 0; cap < 64; cap++)
+		if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) {
+			if (errno == EINVAL)
+				break; /* past the last one of this kernel */
+			return -errno;
+		}
+	if (syscall(SYS_setgroups, who->group_count, who->groups) ||
+	    syscall(SYS_setresgid, who->gid, who->gid, who->gid) ||
+	    syscall(SYS_setresuid, who->uid, who->uid, who->uid) || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
+		return -errno;
+	return syscall(SYS_capset, &head, none) ? -errno : 0;
+}

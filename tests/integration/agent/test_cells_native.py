@@ -1,0 +1,192 @@
+"""Programs in cells of a function container: the real launcher, the real agent, no node."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from function_rig import (
+    CELL,
+    CPU_LIMIT,
+    DISK_BYTES,
+    DISK_USED,
+    FSIZE,
+    LIMIT_NOFILE,
+    READY,
+    RESULT_TOTAL,
+    STACK,
+    Container,
+    FunctionLauncher,
+    image_build,
+)
+from native_agent import CANCELLED, CPU_US, ERRNO, ERROR_STEP, EXIT_CODE, REAL, SIGNO
+
+from native_launcher import build_programs, missing
+
+pytestmark = REAL
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in's programs and the image of tools; skips where the machine cannot."""
+    if reason := missing():
+        pytest.skip(reason)
+    at = tmp_path_factory.mktemp("function")
+    build_programs(at)
+    image_build(at)
+    return at
+
+
+@pytest.fixture
+def make(image: Path) -> Iterator[Callable[..., FunctionLauncher]]:
+    with contextlib.ExitStack() as stack:
+
+        def build(**options: object) -> FunctionLauncher:
+            base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sk")))
+            launcher = FunctionLauncher(image, base, **options)  # type: ignore[arg-type]
+            stack.callback(launcher.clear)
+            return launcher
+
+        yield build
+
+
+@pytest.fixture
+def box(make: Callable[..., FunctionLauncher]) -> Iterator[Container]:
+    launcher = make()
+    launcher.begin()
+    launcher.prepare(0)
+    box = launcher.function("f", 0)
+    yield box
+    box.client.close()
+    launcher.stop("f")
+    launcher.drop(0)
+    launcher.end()
+
+
+def test_program_in_a_cell_is_a_plain_user_with_its_own_places(box: Container) -> None:
+    box.renew(0)
+    assert box.ok(0, "id -u; id -g; pwd; echo $HOME").split() == ["1000", "1000", "/call", "/call"]
+    pid, name = box.ok(0, "echo $$; hostname").split()
+    assert (int(pid) < 20, name) == (True, "host-0")
+    status = box.ok(0, "cat /proc/self/status")
+    for line in ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb"):
+        assert int(status.split(f"{line}:")[1].split()[0], 16) == 0
+    assert "NoNewPrivs:\t1" in status
+    assert "Seccomp:\t2" in status
+    for place in ("/tmp", "/var/tmp", "/dev/shm", "/run", "/call"):
+        assert box.ok(0, f"echo x > {place}/f; cat {place}/f") == "x\n"
+    refused = box.sh(0, "touch /x /etc/x /usr/bin/x /dev/x")
+    assert refused.stderr.count(b"Read-only file system") == 4, refused.stderr
+
+
+def test_nothing_of_a_call_is_left_for_the_next_one_in_its_cell(box: Container) -> None:
+    box.renew(0)
+    leave = (
+        "for d in /tmp /var/tmp /dev/shm /run /call; do echo x > $d/left; done;"
+        "setsid sh -c 'sleep 1000 & sleep 1000' >/dev/null 2>&1 &"
+        "(setsid sleep 1001 >/dev/null 2>&1 &) ; echo done"
+    )
+    assert box.ok(0, leave) == "done\n"
+    assert box.ok(0, "ps -e | grep -c sleep") == "3\n"
+    box.renew(0)
+    assert box.ok(0, "ls -A /tmp /var/tmp /dev/shm /run /call | grep -c left || true") == "0\n"
+    assert box.ok(0, "ps -e | grep -c sleep || true") == "0\n"
+    assert box.ok(0, "df -k /tmp | grep -c '^skerry .* 0%'") == "1\n"
+
+
+def test_programs_of_two_cells_see_nothing_of_each_other(box: Container) -> None:
+    box.renew(0)
+    box.renew(1)
+    box.ok(0, "echo mine > /tmp/mine; setsid sleep 1000 >/dev/null 2>&1 &")
+    assert box.ok(1, "ls -A /tmp; ps -e | grep -c sleep || true") == "0\n"
+    assert box.ok(0, "cat /tmp/mine") == "mine\n"
+
+
+def test_renewal_ends_what_runs_in_the_cell_before_it_is_ready(box: Container) -> None:
+    box.renew(0)
+    op = box.start(0, "sh", "-c", "trap '' TERM; while :; do sleep 1000; done")
+    while not op.started:
+        box.client.step()
+    box.renew(0)
+    box.client.wait(op)
+    assert op.done is not None
+    assert (op.done[SIGNO], op.done[CANCELLED]) == (9, 1)
+    assert box.ok(0, "ps -e | grep -c sleep || true") == "0\n"
+
+
+def test_what_needs_no_cell_is_refused_and_so_is_a_cell_that_is_not_there(box: Container) -> None:
+    assert box.run(None, "true").errors == [{ERRNO: errno.EPERM, ERROR_STEP: "cell"}]
+    assert box.run(0, "true").errors == [{ERRNO: errno.EAGAIN, ERROR_STEP: "cell"}]
+    assert box.run(7, "true").errors == [{ERRNO: errno.EAGAIN, ERROR_STEP: "cell"}]
+    box.renew(0)
+    assert box.run(0, "true", rows=2, cols=2).errors == [{ERRNO: errno.EINVAL, ERROR_STEP: "start"}]
+    assert box.run(0, "sh", "x", kind=2).errors == [{ERRNO: errno.EINVAL, ERROR_STEP: "start"}]
+    for user in ("root", "0:1000"):
+        done = box.run(0, "true", user=user).done
+        assert done is not None
+        assert (done[ERROR_STEP], done[ERRNO]) == ("user", errno.EPERM)
+    box.drop(0)
+    assert box.run(0, "true").errors == [{ERRNO: errno.EAGAIN, ERROR_STEP: "cell"}]
+
+
+def test_result_comes_on_a_channel_of_its_own(box: Container) -> None:
+    box.renew(0)
+    size = 1 << 20
+    line = f"head -c {size} /dev/zero >&4; echo out; echo err >&2; echo end >&4"
+    op = box.sh(0, line, result=True)
+    assert op.done is not None
+    assert op.done[RESULT_TOTAL] == size + 4
+    assert bytes(op.out[1]) == bytes(size) + b"end\n"
+    assert (op.stdout, op.stderr) == (b"out\n", b"err\n")
+    assert box.ok(0, "(echo x >&4) 2>/dev/null || echo closed") == "closed\n"
+
+
+def test_processor_time_of_all_descendants_ends_it(box: Container) -> None:
+    box.renew(0)
+    line = "(setsid sh -c 'while :; do :; done' &); while :; do :; done"
+    op = box.sh(0, line, cpu_ms=300)
+    assert op.done is not None
+    assert (op.done[CPU_LIMIT], op.done[SIGNO]) == (1, 9)
+    assert 300_000 <= int(op.done[CPU_US]) < 600_000
+    assert CPU_LIMIT not in box.sh(0, "true", cpu_ms=300).done
+
+
+def test_limits_are_lowered_and_disk_is_counted(box: Container) -> None:
+    box.renew(0, disk=1 << 20)
+    limits = {FSIZE: 65536, LIMIT_NOFILE: 32, STACK: 1 << 20}
+    op = box.sh(0, "ulimit -Hf; ulimit -Hn; ulimit -Hs", limits=limits)
+    assert op.stdout.split() == [b"128", b"32", b"1024"]
+    op = box.sh(0, "head -c 100000 /dev/zero > /tmp/f", limits=limits)
+    assert op.done is not None
+    assert op.done[DISK_USED] == 65536
+    op = box.sh(0, "head -c 2000000 /dev/zero > /tmp/g")
+    assert b"No space left" in op.stderr
+    assert op.done[DISK_USED] == 1 << 20
+    box.renew(0, inodes=32)
+    op = box.sh(0, "i=0; while [ $i -lt 40 ]; do : > /tmp/$i || exit 1; i=$((i+1)); done")
+    assert op.done is not None
+    assert op.done[DISK_USED] == DISK_BYTES
+
+
+def test_file_helper_works_in_the_cell(box: Container) -> None:
+    box.renew(0)
+    op = box.start(0, "write", "in", "644", "-", kind=1, stdin=True)
+    box.client.feed(op, b"content\n")
+    assert box.client.wait(op).done[EXIT_CODE] == 0
+    assert box.ok(0, "cat /call/in; stat -c %u /call/in") == "content\n1000\n"
+    assert box.run(0, "read", "/call/in", "0", "-1", kind=1).stdout == b"content\n"
+    op = box.start(0, "write", "/etc/x", "644", "-", kind=1, stdin=True)
+    box.client.feed(op, b"x")
+    assert box.client.wait(op).stderr.startswith(b"%d " % errno.EROFS)
+
+
+def test_cells_stay_over_a_new_connection(box: Container) -> None:
+    box.renew(1)
+    box.ok(1, "echo kept > /tmp/kept")
+    box.reconnect()
+    assert box.answer() == {CELL: 1, 7: READY}
+    assert box.ok(1, "cat /tmp/kept") == "kept\n"
