@@ -239,6 +239,8 @@ async def _show_pools(app: App) -> int:
 
 def _row(pool: PoolInfo) -> list[object]:
     said = " ".join((pool.environment.image, *pool.environment.layers, *pool.environment.modules))
+    if pool.device is not None:
+        said += f" on {pool.device}"
     starting = f" (+{pool.starting})" if pool.starting else ""
     return [
         pool.key[:8],

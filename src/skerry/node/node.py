@@ -11,6 +11,7 @@ from skerry.node.disk import Disk
 from skerry.node.files import Files
 from skerry.node.forward import Forwarder
 from skerry.node.functions.api import FunctionService, NoFunctions
+from skerry.node.functions.devices import found_devices
 from skerry.node.functions.pools import BACKEND
 from skerry.node.functions.service import Functions
 from skerry.node.gauges.metrics import Metrics
@@ -77,7 +78,7 @@ class Node:
         self.chains = Chains(parts)
         self.commits = Commits(parts, self.lives, self.chains)
         self.idle = IdleReclaim(parts.config.idle_reclaim, parts.sandboxes, parts.clock)
-        self.calls = Functions(parts)
+        self.calls = Functions(parts, found_devices(parts.config.devices))
         self.functions: FunctionService = self.calls
         if BACKEND not in parts.backends:
             self.functions = NoFunctions(f"it has no backend {BACKEND}")

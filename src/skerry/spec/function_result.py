@@ -139,6 +139,7 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str
     environment: Environment
     isolation: Isolation = Isolation.PROCESS
+    device: str | None = None  # that its containers see; only calls that hold it run there
     containers: int = 0  # that serve
     starting: int = 0
     cells: int = 0

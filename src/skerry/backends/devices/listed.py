@@ -11,7 +11,7 @@ from skerry.backends.devices.nvidia import Nvidia
 from skerry.backends.devices.provider import DeviceProvider, Found
 from skerry.errors import InvalidRequest
 from skerry.spec.device import Device, DeviceNode
-from skerry.spec.limits import parse_bytes
+from skerry.spec.limits import GIB, MIB, parse_bytes
 
 PROVIDERS = ("nvidia",)
 
@@ -39,6 +39,7 @@ class DevicesConfig:
     providers: tuple[str, ...] = PROVIDERS  # that look; () for none
     listed: tuple[ListedDevice, ...] = ()
     waiting_max: int = 1024  # calls that wait for a device, of each name
+    artifacts_bytes_max: int = GIB  # of compiled programs that wait for one
 
     def check(self) -> DevicesConfig:
         """Returns itself if it makes sense; raises InvalidRequest naming what does not."""
@@ -49,6 +50,8 @@ class DevicesConfig:
                 )
         if not 0 <= self.waiting_max <= 1_000_000:
             raise InvalidRequest("devices.waiting_max must be between 0 and a million")
+        if not MIB <= self.artifacts_bytes_max <= 1 << 50:
+            raise InvalidRequest("devices.artifacts_bytes_max must be at least 1 MiB")
         ids = [one.id for one in self.listed]
         if len(set(ids)) != len(ids):
             raise InvalidRequest("devices.listed: an id is there twice")

@@ -63,6 +63,25 @@ async def execute(
     return _result(step, compile=compiled)
 
 
+async def run_compiled(
+    run: CellRun,
+    spec: CallSpec,
+    built: AsyncIterator[bytes],
+    streams: CallStreams | None,
+    *,
+    compiled: Step,
+    queued_s: float,
+) -> CallResult:
+    """Returns how a program ended that was compiled in another cell, of which `built` is an archive."""
+    if not isinstance(spec.kind, CompileRunCall):
+        raise Bug("what is not compiled has no artifact")
+    run.open(spec.limits)
+    await _unpack(run, built)
+    argv = languages.RECIPES[spec.kind.language].run(spec.kind, spec.limits)
+    step = await run_in(run, spec, argv, streams, queued_s)
+    return _result(step, compile=compiled)
+
+
 async def compile_in(
     run: CellRun, spec: CallSpec, kind: CompileRunCall, streams: CallStreams | None
 ) -> Step:

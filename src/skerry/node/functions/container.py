@@ -127,10 +127,14 @@ class Container:
             self.member.residue_bytes = self.instance.cell_residue(cell)
         self._on_cell(self, cell, None)
 
-    def drop(self, cell: int) -> None:
-        """Ends what is in a cell that serves no further call."""
-        with contextlib.suppress(SkerryError):
-            self.client.cells.drop(cell)
+    def drop(self, cell: int) -> asyncio.Future[None] | None:
+        """Ends what is in a cell that serves no further call. None if the container is lost."""
+        try:
+            dropped = self.client.cells.drop(cell)
+        except SkerryError:
+            return None
+        dropped.add_done_callback(_told)
+        return dropped
 
     # -- the zygote -------------------------------------------------------------------------------
 
@@ -219,3 +223,9 @@ class Container:
             if self.member.stage is not Stage.RETIRING:
                 self.member.retire(error.message)
         await self.client.close(same_error(error))
+
+
+def _told(dropped: asyncio.Future[None]) -> None:
+    """A cell that could not be dropped goes with its container."""
+    if not dropped.cancelled():
+        dropped.exception()

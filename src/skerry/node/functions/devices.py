@@ -1,20 +1,21 @@
 """Calls that want a device: one queue for each name, fair between jobs; who is next is waited for.
 
 So a call that wants a device whole is not passed by without an end by those who want parts: from its
-turn on, what is free stays free for it. Claims end with the block that holds them: whoever holds
-one leaves the block only when nothing of the call can use the device any more.
+turn on, what is free stays free for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from skerry.backends.devices.ledger import Held, Ledger
+from skerry.backends.devices.listed import DevicesConfig
+from skerry.backends.devices.provider import take_stock
 from skerry.errors import Bug, InvalidRequest, Overloaded
 from skerry.node.admission.fairness import FairQueue, Ticket
 from skerry.node.admission.holders import Holder, name_of
@@ -25,7 +26,18 @@ from skerry.spec.device import SHARES, Device, DeviceClaim, DeviceUse
 SHOWN: Final = 3
 RETRY_S: Final = (1.0, 60.0)
 RETRY_UNKNOWN_S: Final = 5.0
+log = logging.getLogger("skerry.node")
+
 Prefer = Callable[[Device], bool]
+
+
+def found_devices(config: DevicesConfig) -> tuple[Device, ...]:
+    """Returns the devices of this host, and logs what was found and why not."""
+    stock = take_stock(config.all_providers())
+    for found in stock.found:
+        names = ", ".join(device.id for device in found.devices) or "none"
+        log.info("devices of %s: %s %s", found.provider, names, found.reason)
+    return stock.devices
 
 
 class _Wait:
@@ -95,8 +107,7 @@ class Desk:
             names = ", ".join(self._queues) or "none at all"
             raise InvalidRequest(f"device: this node has no {claim.name}; it has: {names}")
 
-    @asynccontextmanager
-    async def hold(
+    async def borrow(
         self,
         claim: DeviceClaim,
         holder: Holder,
@@ -104,8 +115,8 @@ class Desk:
         wait_s: float,
         priority: int = 0,
         prefer: Prefer = lambda _device: False,
-    ) -> AsyncIterator[Loan]:
-        """Holds a device within the block.
+    ) -> Loan:
+        """Returns a device that is the caller's until `give_back`.
 
         Raises Overloaded, with the device's name as the limit and who holds them, if none is to be had
         within `wait_s`, or if too many wait; InvalidRequest as `check` does.
@@ -121,10 +132,11 @@ class Desk:
             raise
         finally:
             timer.cancel()
-        try:
-            yield Loan(held, held.since - began)
-        finally:
-            self._free(held)
+        return Loan(held, held.since - began)
+
+    def give_back(self, loan: Loan) -> None:
+        """Nothing of its call can use the device any more; idempotent."""
+        self._free(loan.held)
 
     @property
     def waiting(self) -> int:

@@ -58,6 +58,22 @@ class FunctionPool:
             for one in self.policy.members.values()
         )
 
+    async def empty(self, container: str, made: asyncio.Future[None] | None) -> None:
+        """Returns once nothing can be in a cell any more that a call had.
+
+        It was made anew, or dropped; or its container, which is given up if neither works, is gone.
+        """
+        if made is not None:
+            await asyncio.wait((made,))
+            if not made.cancelled() and made.exception() is None:
+                return
+        member = self.policy.members.get(container)
+        if member is not None:
+            member.retire("a cell of it could not be emptied")
+        while container in self.policy.members:
+            self.moved.clear()
+            await self.moved.wait()
+
     def made_of(self, digests: tuple[str, ...], why: str) -> None:
         """New containers are of these layers; those that are of others get no further call."""
         if self.digests and self.digests != digests:

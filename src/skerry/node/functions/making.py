@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, cast
 
@@ -24,6 +24,7 @@ from skerry.node.functions.turns import Turns
 from skerry.node.images import Environment as Composed
 from skerry.node.parts import Parts
 from skerry.spec import limits
+from skerry.spec.device import DeviceNode
 from skerry.spec.function_limits import CallLimits
 from skerry.spec.layers import MountMode
 
@@ -43,6 +44,8 @@ class Making:
         turns: Turns,
         config: FunctionsConfig,
         backend: Backend,
+        *,
+        devices: Mapping[str, tuple[DeviceNode, ...]],
         wake: Callable[[], None],
     ) -> None:
         self.made = self.lost = 0
@@ -50,6 +53,7 @@ class Making:
         self._turns = turns
         self._config = config
         self._backend = backend
+        self._devices = devices
         self._wake = wake
         self._now = parts.clock.monotonic
         self._library: bytes | None = None
@@ -136,7 +140,8 @@ class Making:
             if self._parts.blobs is None:
                 raise Unavailable("the backend cannot read layers on demand")
             await self._parts.blobs.ready()
-        instance = await self._backend.create(request_of(member, composed))
+        nodes = () if pool.key.device is None else self._devices[pool.key.device]
+        instance = await self._backend.create(request_of(member, composed, nodes))
         if not isinstance(instance, Celled):
             await asyncio.shield(instance.destroy())
             raise Unavailable("the backend makes no function containers")
@@ -275,7 +280,9 @@ class Making:
         self._parts.sandboxes.held.pop(member.name, None)
 
 
-def request_of(member: Member, composed: Composed) -> CreateRequest:
+def request_of(
+    member: Member, composed: Composed, devices: tuple[DeviceNode, ...] = ()
+) -> CreateRequest:
     """Returns what a container is made from. Its cells have limits; the whole has what the host has."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return CreateRequest(
@@ -289,4 +296,5 @@ def request_of(member: Member, composed: Composed) -> CreateRequest:
         shm_bytes=limits.MIB,
         env=composed.config.env,
         cells=member.marks.cells,
+        devices=devices,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 from skerry.backends.function import house
@@ -19,6 +20,7 @@ from skerry.node.functions.making import Making
 from skerry.node.functions.options import FunctionsConfig
 from skerry.node.functions.turns import Turns
 from skerry.node.parts import Parts
+from skerry.spec.device import DeviceNode
 from skerry.spec.function import Environment, Isolation
 from skerry.spec.function_result import PoolInfo
 
@@ -33,7 +35,13 @@ log = logging.getLogger("skerry.node")
 class Pools:
     """Invariant: every member of a policy has a container, or a task that makes or destroys one."""
 
-    def __init__(self, parts: Parts, turns: Turns, config: FunctionsConfig) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        turns: Turns,
+        config: FunctionsConfig,
+        devices: Mapping[str, tuple[DeviceNode, ...]],
+    ) -> None:
         self.by_key: dict[PoolKey, FunctionPool] = {}
         self.closing = False
         self._wake = asyncio.Event()
@@ -43,7 +51,11 @@ class Pools:
         self._now = parts.clock.monotonic
         self._keys: dict[Environment, str] = {}
         backend = parts.backends.get(BACKEND)
-        self.making = Making(parts, turns, config, backend, self.wake) if backend else None
+        self.making = (
+            Making(parts, turns, config, backend, devices=devices, wake=self.wake)
+            if backend
+            else None
+        )
 
     def wake(self) -> None:
         """Has the pools looked after at once."""
@@ -69,6 +81,12 @@ class Pools:
             pool = self.by_key[key] = FunctionPool(key, environment, Pool(marks))
         return pool
 
+    def ready_of(self, environment: Environment, isolation: Isolation, device: str) -> int:
+        """Returns how many containers there are of a device; makes no pool."""
+        name = self._keys.get(environment)
+        pool = None if name is None else self.by_key.get(PoolKey(name, isolation, device))
+        return 0 if pool is None else pool.ready()
+
     def info(self, pool: FunctionPool) -> PoolInfo:
         """Returns how it stands."""
         now, policy = self._now(), pool.policy
@@ -77,6 +95,7 @@ class Pools:
             key=pool.key.environment,
             environment=pool.environment,
             isolation=pool.key.isolation,
+            device=pool.key.device,
             containers=pool.of_stage(Stage.READY),
             starting=pool.of_stage(Stage.STARTING),
             cells=sum(len(one.fresh) for one in policy.living),

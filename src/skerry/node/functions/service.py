@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -25,8 +25,12 @@ from skerry.node.admission.refusals import draining, ending
 from skerry.node.clock import sleep
 from skerry.node.functions import fetching
 from skerry.node.functions.api import CallStreams
+from skerry.node.functions.artifacts import Artifacts
+from skerry.node.functions.asked import Asked, Emptied, R, Work
 from skerry.node.functions.calls import execute
 from skerry.node.functions.cellrun import CellRun
+from skerry.node.functions.device_calls import DeviceCalls
+from skerry.node.functions.devices import Desk
 from skerry.node.functions.functionpool import FunctionPool
 from skerry.node.functions.line import CallLine, Kind, Waiting
 from skerry.node.functions.outcome import Lost, NotStarted, never
@@ -34,6 +38,7 @@ from skerry.node.functions.pools import Pools
 from skerry.node.functions.turns import Turns
 from skerry.node.gauges.metrics import COMMAND_BOUNDS_S, Histogram
 from skerry.node.parts import Parts
+from skerry.spec.device import Device
 from skerry.spec.function import CallSpec, CompileRunCall, PythonCall
 from skerry.spec.function_result import CallResult, PoolInfo, Prewarm
 
@@ -44,23 +49,10 @@ IDLE_LOOK_S: Final = 1.0
 log = logging.getLogger("skerry.node")
 
 
-class _Asked(NamedTuple):
-    """One call: what is asked, and by whom."""
-
-    spec: CallSpec
-    streams: CallStreams | None
-    pool: FunctionPool
-    kind: Kind
-    holder: Holder
-    rank: int  # of its job
-    memory: int  # that it may use
-    since: float
-
-
 class Functions:
     """See `skerry.node.functions.api.FunctionService`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, devices: tuple[Device, ...] = ()) -> None:
         config = self._config = parts.config.functions
         self._parts = parts
         self._now = parts.clock.monotonic
@@ -74,7 +66,21 @@ class Functions:
         self.turns = Turns(
             self.line, self._now, running_max=config.running_max, memory_max=config.memory_max
         )
-        self._pools = Pools(parts, self.turns, config)
+        self._pools = Pools(parts, self.turns, config, {one.id: one.nodes for one in devices})
+        self.devices = DeviceCalls(
+            Desk(
+                devices,
+                parts.timers,
+                waiting_max=parts.config.devices.waiting_max,
+                weights=parts.config.weights,
+            ),
+            Artifacts(parts.config.state_dir, bytes_max=parts.config.devices.artifacts_bytes_max),
+            places=self,
+            pools=self._pools,
+            tasks=parts.tasks,
+            now=self._now,
+            finish=self._with_files,
+        )
         self._closing = False
         self._busy = asyncio.Event()  # something runs that is to be looked at
         self.calls: Counter[tuple[str, str]] = Counter()  # by kind and how it ended
@@ -89,19 +95,18 @@ class Functions:
         """Returns how it ended; see the protocol for what it raises."""
         self._check_open()
         asked = self._asked(spec, tenant, streams)
-        pool, kind = asked.pool, str(spec.kind.__struct_config__.tag)
-        pool.policy.demand.note(asked.since, 1)
+        kind = str(spec.kind.__struct_config__.tag)
         try:
-            await self._pools.fresh(pool)
-            result = await self._in_some_place(asked)
+            if spec.device is None:
+                result = await self.in_place(asked, self._whole)
+            else:
+                result = await self.devices.call(asked, self._whole, spec.device)
         except SkerryError as error:
             self.calls[kind, f"error_{error.code}"] += 1
             raise
         except asyncio.CancelledError:
             self.calls[kind, "left"] += 1
             raise
-        finally:
-            pool.policy.demand.note(self._now(), -1)
         self.calls[kind, _outcome(result)] += 1
         self.call_s.add(self._now() - asked.since)
         return result
@@ -115,23 +120,43 @@ class Functions:
         # Without modules nobody has said that the image has Python.
         self._pools.want_zygotes(pool, needed=bool(body.environment.modules))
         await self._pools.fresh(pool)
-        until, failed = now + self._config.start_within_s, pool.failed
+        failed = pool.failed
+        wanted = min(body.minimum, policy.marks.containers_max, self._config.containers_max)
+        try:
+            await self._until_ready(pool, wanted, self._config.start_within_s)
+        except SkerryError:
+            if pool.failed > failed:
+                policy.warm(0, self._now(), keep_s=1.0)
+            raise
+        return self._pools.info(pool)
+
+    async def until_ready(self, pool: FunctionPool, *, zygote: bool, within_s: float) -> None:
+        """Returns once a container takes calls, Python ones if asked for; raises why none does."""
+        self._check_open()
+        if zygote:
+            self._pools.want_zygotes(pool, needed=True)
+        self._raise_known(pool)
+        pool.policy.demand.note(self._now(), 1)
+        try:
+            await self._until_ready(pool, 1, min(within_s, self._config.start_within_s))
+        finally:
+            pool.policy.demand.note(self._now(), -1)
+
+    async def _until_ready(self, pool: FunctionPool, wanted: int, within_s: float) -> None:
+        until, failed = self._now() + within_s, pool.failed
         while True:
             pool.moved.clear()
             ready = pool.ready()
-            wanted = min(body.minimum, policy.marks.containers_max, self._config.containers_max)
             if ready >= wanted:
-                return self._pools.info(pool)
+                return
             if pool.failed > failed and pool.error is not None:
-                policy.warm(0, self._now(), keep_s=1.0)
                 raise same_error(pool.error)
             self._check_open()
             self._pools.wake()
             left = until - self._now()
             if left <= 0:
                 raise Overloaded(
-                    f"function containers: {ready} of {wanted} are ready after "
-                    f"{self._config.start_within_s:g} s",
+                    f"function containers: {ready} of {wanted} are ready after {within_s:g} s",
                     limit="function containers",
                     used=ready,
                     maximum=self._config.containers_max,
@@ -200,7 +225,7 @@ class Functions:
 
     # -- one call ---------------------------------------------------------------------------------
 
-    def _asked(self, spec: CallSpec, tenant: str, streams: CallStreams | None) -> _Asked:
+    def _asked(self, spec: CallSpec, tenant: str, streams: CallStreams | None) -> Asked:
         """Returns what is asked and by whom; Conflict if its job has ended.
 
         A job that this node has not is a name by which calls are served in turn, and no more.
@@ -217,15 +242,28 @@ class Functions:
         if isinstance(spec.kind, CompileRunCall):
             memory = max(memory, spec.kind.compile_limits.memory_bytes)
         kind = Kind(pool.policy, isinstance(spec.kind, PythonCall))
-        return _Asked(spec, streams, pool, kind, holder, rank, memory, self._now())
+        return Asked(spec, streams, pool, kind, holder, rank, memory, self._now())
 
-    async def _in_some_place(self, asked: _Asked) -> CallResult:
+    async def in_place(self, asked: Asked, work: Work[R], emptied: Emptied | None = None) -> R:
+        """Returns what the work does in a cell of the pool, in its turn.
+
+        What never started is done in another cell. `emptied` is told of each that was used.
+        """
+        demand = asked.pool.policy.demand
+        demand.note(self._now(), 1)
+        try:
+            await self._pools.fresh(asked.pool)
+            return await self._in_some_place(asked, work, emptied)
+        finally:
+            demand.note(self._now(), -1)
+
+    async def _in_some_place(self, asked: Asked, work: Work[R], emptied: Emptied | None) -> R:
         again: SkerryError = NotStarted("no place worked")
         for _ in range(TRIES):
             place = self.turns.take(asked.kind, asked.memory) or await self._wait(asked)
             run = CellRun(asked.pool.containers[place.member.name], place.cell)
             try:
-                return await self._run(run, asked)
+                return await self._in_cell(run, asked, work)
             except NotStarted as error:
                 again = error
                 if run.taken:
@@ -237,20 +275,19 @@ class Functions:
                         f"the call may have run: {error.message}", worker=place.member.name
                     ) from error
             finally:
-                self._finish(asked, place)
+                made = self._finish(asked, place)
+                if emptied is not None:
+                    emptied(asked.pool.empty(place.member.name, made))
         raise never(again) from again
 
-    async def _wait(self, asked: _Asked) -> Place:
+    async def _wait(self, asked: Asked) -> Place:
         """Returns a place when its turn has come; Overloaded once its time is over."""
         self._check_open()
         pool, spec = asked.pool, asked.spec
-        error = pool.error
-        known = pool.policy.barred(self._now()) and not pool.policy.living
-        if known and isinstance(error, CallerError | SandboxError):
-            raise same_error(error)  # it was found out a moment ago
+        self._raise_known(pool)
         if asked.kind.zygote:
             self._pools.want_zygotes(pool, needed=True)
-        wait = Waiting(asked.kind, asked.holder, size=_size(spec), memory_bytes=asked.memory)
+        wait = Waiting(asked.kind, asked.holder, size=asked.size, memory_bytes=asked.memory)
         self.turns.wait(wait, priority=spec.priority, rank=asked.rank)
         self._pools.wake()
         left = max(0.0, asked.since + spec.wait_s - self._now())
@@ -265,16 +302,21 @@ class Functions:
         self.queued_s.add(self._now() - asked.since)
         return place
 
-    def _late(self, asked: _Asked, wait: Waiting) -> Overloaded:
+    def _raise_known(self, pool: FunctionPool) -> None:
+        """Raises why there can be no container, if that was found out a moment ago."""
+        known = pool.policy.barred(self._now()) and not pool.policy.living
+        if known and isinstance(pool.error, CallerError | SandboxError):
+            raise same_error(pool.error)
+
+    def _late(self, asked: Asked, wait: Waiting) -> Overloaded:
         error = self.line.late(wait, asked.spec.wait_s)
         why = asked.pool.error
         return error if why is None else Overloaded(f"{error}: {why.message}", **error.fields)
 
-    async def _run(self, run: CellRun, asked: _Asked) -> CallResult:
-        container, spec = run.container, asked.spec
-        queued_s = self._now() - asked.since
+    async def _in_cell(self, run: CellRun, asked: Asked, work: Work[R]) -> R:
+        container = run.container
         self._busy.set()
-        if not container.fits(run.cell, spec.limits.disk_bytes):
+        if not container.fits(run.cell, asked.spec.limits.disk_bytes):
             made = container.renew(run.cell)
             try:
                 if made is None:
@@ -283,17 +325,22 @@ class Functions:
             except SkerryError as error:
                 raise NotStarted(error.message) from error
         try:
-            result = await execute(run, spec, asked.streams, queued_s=queued_s)
-            if spec.fetch and (result.compile is None or result.compile.ok):
-                result = await self._fetched(run, spec, asked.streams, result)
+            return await work(run, asked)
         except BaseException:
             run.abandon()
             raise
-        return msgspec.structs.replace(result, worker=container.name)
 
-    async def _fetched(
-        self, run: CellRun, spec: CallSpec, streams: CallStreams | None, result: CallResult
-    ) -> CallResult:
+    async def _whole(self, run: CellRun, asked: Asked) -> CallResult:
+        queued_s = self._now() - asked.since
+        result = await execute(run, asked.spec, asked.streams, queued_s=queued_s)
+        return await self._with_files(run, asked, result)
+
+    async def _with_files(self, run: CellRun, asked: Asked, result: CallResult) -> CallResult:
+        """Returns it with the files that were asked for, and where it ran."""
+        spec, streams = asked.spec, asked.streams
+        result = msgspec.structs.replace(result, worker=run.container.name)
+        if not spec.fetch or (result.compile is not None and not result.compile.ok):
+            return result
         if streams is None:
             files, left_out = await fetching.read_all(run, spec.fetch)
             return msgspec.structs.replace(result, files=files, left_out=left_out)
@@ -301,18 +348,23 @@ class Functions:
         await streams.fetched(fetching.tar_of(run, found))
         return msgspec.structs.replace(result, left_out=found.left_out)
 
-    def _finish(self, asked: _Asked, place: Place) -> None:
-        """A place is free again: its cell is made anew, beside whatever comes next."""
+    def _finish(self, asked: Asked, place: Place) -> asyncio.Future[None] | None:
+        """A place is free again: its cell is made anew, beside whatever comes next.
+
+        Returns what is done when the cell is empty; None if it goes with its container.
+        """
         member = place.member
         self.turns.end(asked.pool.policy, place, asked.memory)
         container = asked.pool.containers.get(member.name)
         if member.stage is Stage.RETIRING or container is None or not container.alive:
+            made = None
             if container is not None and container.alive:
-                container.drop(place.cell)
+                made = container.drop(place.cell)
             self._pools.wake()
         else:
-            container.renew(place.cell)
+            made = container.renew(place.cell)
         self.turns.let_in()
+        return made
 
     # -- readings ---------------------------------------------------------------------------------
 
@@ -320,6 +372,7 @@ class Functions:
         """Returns counts and readings for whoever exports them."""
         return {
             **self._pools.gauges(),
+            **self.devices.gauges(),
             "function_calls_running": self.turns.running,
             "function_calls_waiting": len(self.line),
             "function_calls_waiting_bytes": self.line.bytes,
@@ -329,19 +382,9 @@ class Functions:
     def check_invariants(self) -> None:
         """Raises Bug unless the invariants hold."""
         self.turns.check_invariants()
+        self.devices.desk.check_invariants()
         for pool in self._pools.by_key.values():
             pool.policy.check_invariants()
-
-
-def _size(spec: CallSpec) -> int:
-    """Returns about how many bytes a call holds while it waits."""
-    total = len(spec.stdin) + sum(
-        len(one.data) if one.text is None else len(one.text) for one in spec.files.values()
-    )
-    kind = spec.kind
-    if isinstance(kind, CompileRunCall):
-        return total + sum(map(len, kind.sources.values()))
-    return total + len(kind.code if isinstance(kind, PythonCall) else getattr(kind, "source", ""))
 
 
 def _outcome(result: CallResult) -> str:
