@@ -78,7 +78,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     stderr_total: int = 0
     dropped: int = 0  # bytes of the totals that were thrown away inside
     cpu_limit: bool = False  # it was ended for the processor time that it used
-    disk_used: int | None = None  # bytes of its cell's files at its end
+    disk_used: int = 0  # bytes of its cell's files at its end
     result_total: int = 0
 
 

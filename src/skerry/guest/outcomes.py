@@ -51,7 +51,7 @@ def outcome_of_done(done: guest.Done) -> Outcome:
     return msgspec.structs.replace(
         outcome,
         cpu_limit=bool(done.cpu_limit),
-        disk_used=done.disk_used,
+        disk_used=done.disk_used or 0,
         result_total=done.result_total or 0,
     )
 
