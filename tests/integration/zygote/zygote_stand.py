@@ -129,23 +129,30 @@ class Zygote:
     def __init__(
         self, warden: Warden, python: str, modules: list[str] | None = None,
         *, env: dict[str, str] | None = None, allow: list[str] | None = None,
+        library: bytes | None = None,
     ) -> None:  # fmt: skip
         build("build/release/skerry-zygote.so")
-        begun = zygote.start(python, modules or [], library=LIBRARY.read_bytes(), allow=allow or [])
+        begun = zygote.start(
+            python, modules or [], library=library or LIBRARY.read_bytes(), allow=allow or []
+        )
         self.warden = warden
         self.talk, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         script = os.memfd_create("script")
         os.write(script, begun.script)
         self.log, out = os.pipe()
         report, told = os.pipe()
-        where = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **(env or {})}
+        self.tag = f"STAND={os.urandom(8).hex()}"  # finds its process
+        where = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "STAND": self.tag[6:], **(env or {})}
         warden.start(begun.args, where, [out, out, script, told, theirs.fileno()])
         for fd in (out, told, script):
             os.close(fd)
         theirs.close()
         with os.fdopen(report, "rb") as file:
             raw = file.read()
-        self.report = zygote.read_report(raw)
+        try:
+            self.report = zygote.read_report(raw)
+        except ValueError as error:
+            raise AssertionError(f"{error}: {self.read_log()}") from None
         self.calls: dict[int, Running] = {}
         self.last = 0
         if self.report.error is None:

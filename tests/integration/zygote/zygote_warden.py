@@ -92,14 +92,13 @@ def cell_make() -> int:
             private_root()
             for number in range(64):
                 libc.prctl(DROP_BOUNDING, number, 0, 0, 0)
-            os.closerange(3, theirs.fileno())
-            theirs.send(b"made")
-            os.closerange(theirs.fileno(), 4096)
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
             # No capability, as cells' inits have none: the zygote needs nothing over it.
             head, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
             do(libc.capset(head, data))
             do(libc.prctl(DUMPABLE, 1, 0, 0, 0))
+            theirs.send(b"made")
+            os.closerange(3, 4096)
             while True:
                 try:
                     os.wait()
