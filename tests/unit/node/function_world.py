@@ -47,6 +47,9 @@ class Python:
         if word == "raise":
             told = {"kind": "exception", "type": rest, "message": "no", "traceback": "T"}
             return json.dumps({"error": told}).encode(), Ended(exit_code=1)
+        if word == "size":
+            told = {"kind": "size", "type": "ValueError", "message": "too long"}
+            return json.dumps({"error": told}).encode(), Ended(exit_code=1)
         if word == "exit":
             return b"", Ended(exit_code=int(rest))
         if word == "long":

@@ -79,6 +79,8 @@ async def test_value_longer_than_allowed_names_the_output_limit(there: FunctionW
     result = await there.call(f"long {9 << 20}")
     assert (result.limit, result.returned, result.value) == (Limit.OUTPUT, False, None)
     assert (await there.call("long 1000000")).returned
+    told = await there.call("size")
+    assert (told.limit, told.returned, told.error) == (Limit.OUTPUT, False, None)
 
 
 async def test_program_gives_output_status_and_environment(there: FunctionWorld) -> None:

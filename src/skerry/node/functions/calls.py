@@ -157,11 +157,13 @@ def _valued(step: Step, kind: PythonCall, said: bytes) -> CallResult:
     error = None
     try:
         told = zygotes.read_answer(said)
-    except (ValueError, msgspec.MsgspecError) as wrong:  # it wrote there itself, or was cut off
+    except ValueError as wrong:  # it wrote there itself, or was cut off
         told = zygotes.Answer()
         if step.limit is None:
             error = CallError(type="ValueError", message=str(wrong)[:1000])
-    if told.error is not None and told.error.kind != "exit":
+    if told.error is not None and told.error.kind == "size" and step.limit is None:
+        step = msgspec.structs.replace(step, limit=Limit.OUTPUT)
+    if told.error is not None and told.error.kind not in ("exit", "size"):
         error = CallError(
             type=told.error.type, message=told.error.message, traceback=told.error.traceback
         )
