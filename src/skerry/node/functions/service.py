@@ -275,7 +275,7 @@ class Functions:
                         f"the call may have run: {error.message}", worker=place.member.name
                     ) from error
             finally:
-                made = self._finish(asked, place)
+                made = self._finish(asked, place, told=emptied is not None)
                 if emptied is not None:
                     emptied(asked.pool.empty(place.member.name, made))
         raise never(again) from again
@@ -348,21 +348,22 @@ class Functions:
         await streams.fetched(fetching.tar_of(run, found))
         return msgspec.structs.replace(result, left_out=found.left_out)
 
-    def _finish(self, asked: Asked, place: Place) -> asyncio.Future[None] | None:
+    def _finish(self, asked: Asked, place: Place, *, told: bool) -> asyncio.Future[None] | None:
         """A place is free again: its cell is made anew, beside whatever comes next.
 
-        Returns what is done when the cell is empty; None if it goes with its container.
+        Returns, if that is to be `told`, what is done when it is empty; None: its container ends.
         """
-        member = place.member
+        member, made = place.member, None
         self.turns.end(asked.pool.policy, place, asked.memory)
         container = asked.pool.containers.get(member.name)
         if member.stage is Stage.RETIRING or container is None or not container.alive:
-            made = None
             if container is not None and container.alive:
                 made = container.drop(place.cell)
             self._pools.wake()
-        else:
+        elif told:
             made = container.renew(place.cell)
+        else:  # the answer leaves first
+            asyncio.get_running_loop().call_soon(container.renew, place.cell)
         self.turns.let_in()
         return made
 
