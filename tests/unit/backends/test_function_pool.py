@@ -53,6 +53,14 @@ def test_pool_grows_with_its_demand_up_to_its_maximum() -> None:
     assert pool.missing(0.0) == 4
 
 
+def test_demand_asks_for_no_more_containers_than_can_be_of_use() -> None:
+    pool = Pool(Marks(containers_max=4, cells=4, running=2, useful_max=2))
+    busy(pool, 100, 0.0)
+    assert pool.target(0.0) == 2
+    pool.warm(3, 0.0, keep_s=600.0)
+    assert pool.target(0.0) == 3
+
+
 def test_starting_containers_are_not_asked_for_again() -> None:
     pool = Pool(MARKS)
     busy(pool, 4, 0.0)

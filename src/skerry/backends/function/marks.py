@@ -17,6 +17,7 @@ class Marks:
     containers_max: int = 8
     cells: int = 16  # of a container
     running: int = 8  # calls at once in a container
+    useful_max: int = 1024  # more would not run more calls: demand alone asks for no more
     calls_max: int = 50_000  # after so many a container is replaced
     idle_s: float = 120.0  # what was not needed for so long ends
     residue_bytes_max: int = 64 << 20  # memory that calls left in a container, and nothing explains
@@ -45,6 +46,7 @@ def once(marks: Marks, *, stock_max: int) -> Marks:
         containers_max=stock_max,
         cells=1,
         running=1,
+        useful_max=marks.useful_max * marks.running,
         calls_max=1,
         idle_s=marks.idle_s,
         residue_bytes_max=marks.residue_bytes_max,

@@ -54,7 +54,7 @@ class Pool:
         wanted = 0
         if self.demand.count or self.demand.idle_for(now) < marks.idle_s:
             peak = self.demand.peak(now)
-            wanted = max(1, math.ceil(peak / marks.running))
+            wanted = min(marks.useful_max, max(1, math.ceil(peak / marks.running)))
             if marks.calls_max == 1:
                 wanted = self.demand.count + wanted
         return min(marks.containers_max, max(wanted, self.floor(now)))

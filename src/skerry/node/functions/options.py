@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -52,8 +53,11 @@ class FunctionsConfig:
 
     def marks(self) -> Marks:
         """Returns the bounds of one pool."""
+        running = Marks().running
         return Marks(
             containers_max=self.containers_per_pool_max,
+            # One more than what all calls that may run at once fill: should one be lost.
+            useful_max=math.ceil(self.running_max / running) + 1,
             calls_max=self.calls_per_container_max,
             idle_s=self.pool_idle_s,
         )
