@@ -13,18 +13,25 @@ from interop.looking import until
 from interop.tools import ROOT
 
 ENDS_S = 150.0
-# What a harness may take to tell of a node that is gone: the minute in which that is looked for, once.
-TOLD_WITHIN_S = 90.0
+# What a harness may take to tell of a node that is gone, and to end: less than two of the minutes in which
+# one is looked for.
+TOLD_WITHIN_S = 115.0
 # LiveNode is of the checkout's environment, and not of a harness's.
 _CODE = """
+import signal
 import sys
 from interop.environments import CACHE
 from live_node import LiveNode
 node = LiveNode(str(CACHE / "store")).start()
+killed = False
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with who asks
 print(node.url, flush=True)
 for line in sys.stdin:
-    node.kill() if line == "kill\\n" else node.start()
+    killed = line == "kill\\n"
+    node.kill() if killed else node.start()
     print("done", flush=True)
+if killed:
+    node.start()  # for its sandboxes to end
 node.stop()
 """
 
@@ -45,18 +52,15 @@ class OtherNode:
         self._words, self._answers = self._process.stdin, self._process.stdout
         self.url = self._answers.readline().strip()
         self.killed_at = 0.0
-        self._alive = True
 
     def kill(self) -> None:
         """Ends it as a crash would; its sandboxes live on, and nobody reaches them."""
         self._tell("kill")
-        self._alive = False
         self.killed_at = time.monotonic()
 
     def start(self) -> None:
         """Starts it again; it finds its sandboxes."""
         self._tell("start")
-        self._alive = True
 
     def kill_under(self, command: str, count: int = 1) -> None:
         """Kills it once commands in so many of its sandboxes say that text."""
@@ -71,9 +75,7 @@ class OtherNode:
         self.kill()
 
     def end(self) -> None:
-        """Leaves nothing of it. One that was killed is started again for that."""
-        if not self._alive:
-            self.start()
+        """Leaves nothing of it; one that was killed is started again for that."""
         self._words.close()
         assert self._process.wait(ENDS_S) == 0
 

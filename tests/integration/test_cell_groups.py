@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skerry.backends.api import CellLimits
@@ -15,7 +16,9 @@ from skerry.backends.container import host
 from skerry.backends.container.cells import CellBooks
 from skerry.backends.container.slots import Slot
 from skerry.backends.shared.cgroup import Limits, groups_of
+from skerry.node import registry
 from skerry.spec.ids import base32
+from skerry.testing.census import Watch
 from skerry.testing.rootfs import container_reason
 
 pytestmark = [
@@ -82,6 +85,12 @@ class Cells:
 
     def __init__(self) -> None:
         node = base32(int.from_bytes(os.urandom(4), "big"), 5)
+        # No launcher and no node says whose these groups are: the census of a node of another test,
+        # which runs beside this one, would take them for what that has left.
+        self._entry = Path(registry.DIRECTORY, node)
+        self._entry.parent.mkdir(mode=0o755, exist_ok=True)
+        entry = registry.Entry(f"/nowhere/{node}", f"/nowhere/{node}", os.getpid())
+        self._entry.write_bytes(msgspec.json.encode(entry))
         self.groups = groups_of(host.layout(), node)
         for root in self.groups.roots():
             os.mkdir(root)
@@ -104,6 +113,7 @@ class Cells:
         play(self.slot.groups.drop)
         for root in self.groups.roots():
             gone(root)
+        self._entry.unlink()
 
 
 @pytest.fixture
@@ -171,3 +181,17 @@ def test_lower_limit_than_what_is_cached_in_the_cell_is_not_set(cells, tmp_path)
     assert cell.open(CellLimits(128 * MIB, 16))
     content.unlink()
     assert cell.open(CellLimits(64 * MIB, 16))  # what it held is gone
+
+
+def test_groups_that_a_test_makes_by_hand_are_no_leak_of_a_node_beside_it(tmp_path):
+    """As another process of the run sees them: no skerry process has them."""
+    watch = Watch()
+    watch.watch(places=(str(tmp_path),))
+    made = Cells()
+    try:
+        assert watch.left(settle_s=0) == []
+        made._entry.unlink()
+        assert any(made.groups.roots()[0] in line for line in watch.left(settle_s=0))
+        made._entry.touch()
+    finally:
+        made.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 RECONNECT_FOR_S = 60.0  # how long a repeatable request looks for a node that went away
 HELD_S = 15.0  # a request that was lost after more than this had reached the node
-_BATCH = "/v1/sandboxes/batch/delete"
+_ENDS = ("/batch/delete", "/cancel", "/stop")
 
 
 class Loss:
@@ -32,7 +32,7 @@ class Loss:
         Work has a minute of its own. What only frees something has the rest of the minute that began
         with the loss, and is tried once after that.
         """
-        frees = method == "DELETE" or path == _BATCH
+        frees = method == "DELETE" or path.endswith(_ENDS)
         since = self._since if frees and self._since is not None else now
         return since + RECONNECT_FOR_S
 

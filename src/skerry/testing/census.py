@@ -290,7 +290,7 @@ def _other_nodes(places: tuple[str, ...]) -> set[str]:
     for name, node in registry.read_all().items():
         words = {node.state_dir, node.run_dir}
         if not _is_below(words, places):
-            found |= {f"/skerry-{name}", *words}
+            found |= {f"/skerry-{name}", f"/skerry-{name}-idle", *words}  # both of its cpu groups
     return found
 
 

@@ -144,7 +144,7 @@ def test_agent_without_a_launcher_is_of_the_node_whose_group_it_is_in(monkeypatc
     table = {(pid, 1): Process(pid, 1, 1, "skerry-init") for pid in groups}
     strangers, prefixes = census._foreign(table, ("/var/tmp/ours", "/run/ours"))
     assert strangers == {2**22 + 1}
-    assert prefixes == {"/skerry-other", "/var/tmp/other", "/run/other"}
+    assert prefixes == {"/skerry-other", "/skerry-other-idle", "/var/tmp/other", "/run/other"}
 
 
 def test_another_skerry_hides_only_what_lies_below_its_places():

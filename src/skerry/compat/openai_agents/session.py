@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from agents.sandbox.errors import (
     ExecTimeoutError,
+    ExecTransportError,
     ExposedPortUnavailableError,
     WorkspaceWriteTypeError,
 )
@@ -32,11 +35,12 @@ from skerry.compat.openai_agents.options import SkerrySandboxSessionState
 from skerry.compat.openai_agents.processes import Process, Processes
 from skerry.compat.outcome import NOT_STARTED, exit_status, remarks
 from skerry.compat.reading import read_within
-from skerry.errors import InvalidRequest, NotFound, SkerryError
+from skerry.errors import InvalidRequest, NotFound, PlatformError, SkerryError
 from skerry.spec.command import Terminal
 from skerry.spec.sandbox import State
 
 EXPOSED_HOST = "127.0.0.1"
+ANSWERS_WITHIN_S = 5.0
 log = logging.getLogger("skerry.openai_agents")
 
 
@@ -55,6 +59,7 @@ class SkerrySandboxSession(BaseSandboxSession):
         self._forwards = contextlib.AsyncExitStack()
         self._endpoints: dict[int, ExposedPortEndpoint] = {}
         self._rooted = False  # the workspace is there: commands begin in it
+        self._lost: PlatformError | None = None  # the last word on a command
 
     # --- life
 
@@ -80,10 +85,31 @@ class SkerrySandboxSession(BaseSandboxSession):
         if not self._rooted:
             return False
         try:
+            await self._answers()
             info = await self.sandbox.info()
         except (SkerryError, RuntimeError):  # the client may be closed
             return False
         return info.state in (State.RUNNING, State.PAUSED)
+
+    async def _answers(self) -> None:
+        """Returns at once, but where a command was lost: then the node must answer, and soon.
+
+        Else what was lost is raised: it was waited for already, and the end of a run asks for much.
+        """
+        if self._lost is None:
+            return
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                await self._client.health()
+        except (PlatformError, TimeoutError):
+            raise self._lost from None
+        self._lost = None
+
+    def _transport_error(
+        self, error: SkerryError, command: Sequence[str | Path]
+    ) -> ExecTransportError:
+        self._lost = error if isinstance(error, PlatformError) else None
+        return faults.lost(error, command)
 
     async def _shutdown_backend(self) -> None:
         """Pauses or destroys the sandbox; one that is gone already is fine.
@@ -92,6 +118,7 @@ class SkerrySandboxSession(BaseSandboxSession):
         """
         try:
             if self.state.on_exit == "pause":
+                await self._answers()
                 await self.sandbox.pause()
             else:
                 await self.sandbox.destroy()
@@ -119,6 +146,7 @@ class SkerrySandboxSession(BaseSandboxSession):
     # --- commands
 
     async def _options(self, user: str | None) -> dict[str, Any]:
+        await self._answers()
         env = await self.state.manifest.environment.resolve()
         cwd = self.state.manifest.root if self._rooted else None
         return {"env": dict(env), "cwd": cwd, "user": user}
@@ -139,7 +167,7 @@ class SkerrySandboxSession(BaseSandboxSession):
         except InvalidRequest as error:  # what no command can be: the agent's own doing
             return ExecResult(stdout=b"", stderr=str(error).encode(), exit_code=NOT_STARTED)
         except SkerryError as error:
-            raise faults.lost(error, command) from error
+            raise self._transport_error(error, command) from error
         if result.timed_out:
             raise ExecTimeoutError(command=command, timeout_s=timeout)
         said = remarks(result, timeout)
@@ -180,7 +208,7 @@ class SkerrySandboxSession(BaseSandboxSession):
         except InvalidRequest as error:
             return PtyExecUpdate(None, f"{error}\n".encode(), NOT_STARTED, None)
         except SkerryError as error:
-            raise faults.lost(error, command) from error
+            raise self._transport_error(error, command) from error
 
     async def pty_write_stdin(
         self,
@@ -205,7 +233,7 @@ class SkerrySandboxSession(BaseSandboxSession):
             )
             return await self._processes.update(session_id, process, wait / 1000, max_output_tokens)
         except SkerryError as error:
-            raise faults.lost(error, command) from error
+            raise self._transport_error(error, command) from error
 
     async def pty_terminate_all(self) -> None:
         """Ends every command that outlasted its call; with "pause" they stay in the sandbox."""
@@ -247,6 +275,7 @@ class SkerrySandboxSession(BaseSandboxSession):
         root = self._workspace_root_path()
         skipped = self._persist_workspace_skip_relpaths()
         with faults.reading(root):
+            await self._answers()
             if self.state.workspace_persistence == "tar":
                 return await keeping.tar_of(self.sandbox, root, skipped)
             name = f"workspace/openai-agents:{self.state.session_id.hex}"

@@ -35,6 +35,7 @@ from skerry.spec.sandbox import State
 OUTPUT_LIMIT = 16 * MIB
 FILE_LIMIT = 64 * MIB
 SESSIONS_MAX = 32
+ANSWERS_WITHIN_S = 5.0
 _CHUNK = 1 << 20
 _CODEC = re.compile(r"[A-Za-z0-9_.:-]{1,40}")
 
@@ -65,11 +66,15 @@ class Runtime:
             return self._sandbox
 
     async def is_alive(self) -> dict[str, Any]:
-        """Says whether the sandbox lives; a fault of the platform is told in the message."""
+        """Says within seconds whether the sandbox lives; a fault of the platform is in the message."""
         try:
-            state = (await (await self.sandbox()).info()).state
+            sandbox = await self.sandbox()
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                state = (await sandbox.info()).state
         except SkerryError as error:
             return {"is_alive": False, "message": f"{type(error).__name__}: {error}"}
+        except TimeoutError:
+            return {"is_alive": False, "message": "Unavailable: the node does not answer"}
         alive = state in (State.RUNNING, State.PAUSED)
         return {"is_alive": alive, "message": "" if alive else f"the sandbox is {state}"}
 
