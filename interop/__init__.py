@@ -1,1 +1,1 @@
-"""Real harnesses against a real node: `python -m interop`; README.md here says how."""
+"""Real harnesses against a real node: `python -m interop`; CONTRIBUTING.md says how one is added."""

@@ -13,8 +13,8 @@ from interop.looking import until
 from interop.tools import ROOT
 
 ENDS_S = 150.0
-# What a harness may take to tell of a node that is gone, and to end: less than two of the minutes in which
-# one is looked for.
+# What a harness may take to tell of a node that is gone, and to end: less than two of the minutes in
+# which one is looked for.
 TOLD_WITHIN_S = 115.0
 # LiveNode is of the checkout's environment, and not of a harness's.
 _CODE = """
