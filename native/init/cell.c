@@ -69,7 +69,6 @@ static void fd_close(int *fd)
 static void answer(struct cell *c, int said)
 {
 	c->said = said;
-	c->owed = c->owed ? c->owed : 1;
 }
 
 static bool used(uint32_t number)
@@ -237,10 +236,12 @@ bool cell_child_ended(pid_t pid)
 		c->init = 0;
 		if (c->state == CELL_MAKING)
 			report_ready(&c->report, 0); /* what it said before it ended */
-		if (c->state == CELL_READY)
-			end(c); /* killed from outside */
-		else
+		if (c->state == CELL_READY) {
+			c->owed++; /* killed from outside */
+			end(c);
+		} else {
 			settle(c);
+		}
 		return true;
 	}
 	return false;
@@ -341,8 +342,8 @@ bool cells_control(void)
 	return true;
 }
 
-void cells_tell(void)
+void cells_forget(void)
 {
 	for (uint32_t i = 0; i < config.cells; i++)
-		cells[i].owed = cells[i].state != CELL_NONE;
+		cells[i].owed = 0;
 }

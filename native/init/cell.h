@@ -44,8 +44,8 @@ void cells_timers(uint64_t now);
 uint64_t cells_next_timer(void);
 /* Sends the answers that are owed; false when there was no room. */
 bool cells_control(void);
-/* A new conversation: what is there is told anew. */
-void cells_tell(void);
+/* A new conversation: nobody waits for an answer any more. */
+void cells_forget(void);
 /* The descriptors of the `tasks` files of a cell's groups; NO_CELL: the container's own. */
 int cell_tasks(uint32_t number, uint32_t *count);
 
@@ -73,6 +73,8 @@ int cell_of_zygote(void);
 void cell_enter(const struct launch *l, void (*in_cell)(const struct launch *l)) __attribute__((noreturn));
 /* Gives up every privilege for good. 0 or a negative errno. */
 int cell_become(const struct identity *who);
+/* Keeps what a zygote needs for its calls, over its exec, too: it is to be root of the user namespace already. */
+int cell_become_zygote(void);
 /* Once, before the first child. */
 bool cell_filters_build(void);
 int cell_filter(enum seccomp_use use);

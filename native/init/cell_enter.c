@@ -61,22 +61,47 @@ int cell_filter(enum seccomp_use use)
 	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) ? -errno : 0;
 }
 
-int cell_become(const struct identity *who)
+/* All but those of the bounding set, for good. */
+static int bounding_drop(uint64_t kept)
+{
+	for (int cap = 0; cap < 64; cap++) {
+		if (kept >> cap & 1 || !prctl(PR_CAPBSET_DROP, cap, 0, 0, 0))
+			continue;
+		return errno == EINVAL ? 0 : -errno; /* past the last one of this kernel */
+	}
+	return 0;
+}
+
+static int capabilities_set(uint64_t set)
 {
 	struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
-	struct __user_cap_data_struct none[2] = {{0}};
+	struct __user_cap_data_struct data[2] = {{.effective = (uint32_t)set, .permitted = (uint32_t)set},
+						 {.effective = (uint32_t)(set >> 32), .permitted = (uint32_t)(set >> 32)}};
 
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-		return -errno;
-	for (int cap = 0; cap < 64; cap++)
-		if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) {
-			if (errno == EINVAL)
-				break; /* past the last one of this kernel */
-			return -errno;
-		}
+	return syscall(SYS_capset, &head, data) ? -errno : 0;
+}
+
+int cell_become(const struct identity *who)
+{
+	int error = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? -errno : bounding_drop(0);
+
+	if (error)
+		return error;
 	if (syscall(SYS_setgroups, who->group_count, who->groups) ||
 	    syscall(SYS_setresgid, who->gid, who->gid, who->gid) ||
 	    syscall(SYS_setresuid, who->uid, who->uid, who->uid) || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
 		return -errno;
-	return syscall(SYS_capset, &head, none) ? -errno : 0;
+	return capabilities_set(0);
+}
+
+int cell_become_zygote(void)
+{
+	static const uint64_t kept = 1ull << CAP_SYS_ADMIN | 1ull << CAP_SYS_CHROOT | 1ull << CAP_SETUID |
+				     1ull << CAP_SETGID | 1ull << CAP_SETPCAP;
+	int error = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? -errno : bounding_drop(kept);
+
+	if (!error && syscall(SYS_setgroups, 0, NULL))
+		error = -errno;
+	/* The exec gives root of the namespace what the bounding set has left. */
+	return error ? error : capabilities_set(kept);
 }

@@ -61,7 +61,7 @@ static void conn_begin(const uint8_t nonce[NONCE_SIZE], bool same_transport)
 	more_forget();
 	forward_reset_all();
 	op_detach_all();
-	cells_tell();
+	cells_forget();
 	send_begin(nonce, same_transport);
 }
 
