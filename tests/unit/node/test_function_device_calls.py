@@ -16,7 +16,7 @@ from node_stand import settle
 
 from skerry.backends.api import Exit
 from skerry.backends.devices.listed import DevicesConfig, ListedDevice
-from skerry.errors import InvalidRequest, OutcomeUnknown, Overloaded
+from skerry.errors import InvalidRequest, OutcomeUnknown, Overloaded, Unavailable
 from skerry.node.functions.devices import Desk
 from skerry.spec.device import DeviceClaim, DeviceMode, DeviceNode
 from skerry.spec.function import CallSpec, CompileRunCall, Isolation, Language
@@ -272,6 +272,46 @@ async def test_container_of_its_own_is_gone_before_its_device_is_lent_on(
     assert result.worker not in there.stand.world.instances
     assert (await there.call("return 2", device=GPU)).value == 2
     await freed(there)
+
+
+async def test_device_of_a_container_that_cannot_be_destroyed_is_not_lent_again(
+    there: FunctionWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.node.functions.making.DESTROY_AGAIN_S", ())
+    calling = there.begin("wait", device=GPU)
+    await there.running(1)
+    container = next(one for one in there.instances if one.request.devices)
+    destroy = container.destroy
+
+    async def fail() -> None:
+        raise Unavailable("the launcher is away")
+
+    container.destroy = fail
+    container.die(Exit(signal=9))
+    with pytest.raises(OutcomeUnknown):
+        await calling
+    pools = there.node.calls._pools.by_key.values()
+    await until(lambda: any(pool.stuck for pool in pools))
+    with pytest.raises(Overloaded, match="no device was free"):
+        await there.call("return 1", device=GPU, wait_s=0.3)
+    container.destroy = destroy
+    await destroy()  # as the sweep of the next start does
+
+
+async def test_node_that_ends_tells_those_who_wait_for_a_device(
+    stand, monkeypatch, tmp_path, tools
+) -> None:
+    async with world(stand, monkeypatch, tmp_path, devices=ONE) as there:
+        holding = there.begin("wait", device=GPU)
+        await there.running(1)
+        waiting = there.begin("return 1", device=GPU, wait_s=600.0)
+        await until(lambda: desk(there).waiting == 1)
+        ending = asyncio.ensure_future(there.node.calls.end())
+        with pytest.raises(Unavailable, match="ending"):
+            await waiting
+        there.python.go.set()
+        assert (await holding).value == "waited"
+        await ending
 
 
 async def test_no_device_within_the_wait_names_it_and_its_holder(there: FunctionWorld) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from skerry.backends.devices.ledger import Held, Ledger
 from skerry.backends.devices.listed import DevicesConfig
 from skerry.backends.devices.provider import take_stock
-from skerry.errors import Bug, InvalidRequest, Overloaded
+from skerry.errors import Bug, InvalidRequest, Overloaded, SkerryError
 from skerry.node.admission.fairness import FairQueue, Ticket
 from skerry.node.admission.holders import Holder, name_of
 from skerry.node.admission.rates import Rate
@@ -137,6 +137,14 @@ class Desk:
     def give_back(self, loan: Loan) -> None:
         """Nothing of its call can use the device any more; idempotent."""
         self._free(loan.held)
+
+    def refuse(self, why: Callable[[], SkerryError]) -> None:
+        """Tells all who wait why they get none."""
+        for queue in self._queues.values():
+            for flow in queue.flows():
+                for ticket in queue.line(flow.name):
+                    if not ticket.item.done.done():
+                        ticket.item.done.set_exception(why())
 
     @property
     def waiting(self) -> int:

@@ -40,6 +40,7 @@ class FunctionPool:
         self.checked = float("-inf")  # when that was looked up
         self.changes = -1  # of the images, as of then
         self.looking: asyncio.Task[None] | None = None
+        self.stuck: set[str] = set()  # containers that could not be destroyed
         self.moved = asyncio.Event()  # something of it has changed; whoever waits clears it
 
     @property
@@ -62,6 +63,7 @@ class FunctionPool:
         """Returns once nothing can be in a cell any more that a call had.
 
         It was made anew, or dropped; or its container, which is given up if neither works, is gone.
+        Of one that cannot be destroyed it does not return: the next start of the node sweeps it.
         """
         if made is not None:
             await asyncio.wait((made,))
@@ -70,7 +72,7 @@ class FunctionPool:
         member = self.policy.members.get(container)
         if member is not None:
             member.retire("a cell of it could not be emptied")
-        while container in self.policy.members:
+        while container in self.policy.members or container in self.stuck:
             self.moved.clear()
             await self.moved.wait()
 

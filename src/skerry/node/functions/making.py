@@ -273,6 +273,7 @@ class Making:
                 except SkerryError as error:
                     log.warning("%s is not destroyed yet: %s", member.name, error.message)
                     if pause is None:
+                        pool.stuck.add(member.name)
                         break  # the sweep of the next start has it
                     await asyncio.sleep(pause)
             pool.containers.pop(member.name, None)

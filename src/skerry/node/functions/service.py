@@ -194,6 +194,7 @@ class Functions:
         for wait in self.line.everybody():
             self.line.remove(wait)
             wait.leave(ending())
+        self.devices.desk.refuse(ending)
         until = self._now() + self._config.drain_s
         while self.turns.running and self._now() < until:
             await sleep(self._parts.clock, 0.02)
