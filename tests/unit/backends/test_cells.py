@@ -204,6 +204,18 @@ def test_groups_that_are_gone_count_as_nothing_and_cannot_be_set(slot, cell, ker
     assert cell.limits is None  # whatever comes next writes all of them
 
 
+def test_closed_cell_holds_no_descriptor_and_opens_none(cell, kernel):
+    before = len(os.listdir("/proc/self/fd"))
+    kernel.shows(cpu=5)
+    cell.open(SMALL)
+    kernel.shows(cpu=9)
+    assert cell.usage().cpu_us == 4
+    assert len(os.listdir("/proc/self/fd")) == before + 5
+    cell.close()
+    assert cell.usage().cpu_us == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_failed_write_leaves_the_limits_unknown(cell, kernel, monkeypatch):
     cell.open(SMALL)
 
