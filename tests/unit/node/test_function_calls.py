@@ -230,6 +230,19 @@ async def test_idempotent_call_is_run_again_when_its_container_dies(there: Funct
     assert (await calling).value == "waited"
 
 
+async def test_agent_that_answers_nothing_is_given_up(there: FunctionWorld, monkeypatch) -> None:
+    monkeypatch.setattr("skerry.node.functions.container.PING_EVERY_S", 0.05)
+    monkeypatch.setattr("skerry.node.functions.container.PING_WITHIN_S", 0.2)
+    first = await there.call("return 1")
+    lost = there.begin("wait")
+    instance = there.stand.world.instances[first.worker]
+    instance.agent.send = lambda *_: None  # it says nothing any more
+    with pytest.raises(OutcomeUnknown):
+        await lost
+    second = await there.call("return 2")
+    assert second.worker != first.worker
+
+
 async def test_container_that_dies_costs_only_its_own_calls(there: FunctionWorld) -> None:
     lost = there.begin("wait")
     await there.running(1)

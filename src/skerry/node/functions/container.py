@@ -33,6 +33,9 @@ ANSWER_S: Final = 15.0  # a cell that is not made by then, and an end that is no
 LOG_BYTES: Final = 64 * KIB  # of what imports print
 INODES_PER_BYTE: Final = 1 / 4096
 INODES_MIN: Final = 4096
+PING_EVERY_S: Final = 2.0
+PING_WITHIN_S: Final = 8.0  # an agent answers in a millisecond, on a busy host in a hundred
+OWN_STALL_S: Final = 3.0  # between two looks: then it is this process that stood still
 RESIDUE_EVERY: Final = 32  # renewals between two looks at what stays in memory
 LOST: Final = "its connection was lost"
 
@@ -71,6 +74,8 @@ class Container:
         self._renewing: dict[int, float] = {}  # cells, and since when
         self._watched: dict[CellRun, tuple[float, float]] = {}  # since when, and until when at most
         self._renewals = 0
+        self._pinged = self._looked = now()
+        self._ping: asyncio.Future[None] | None = None  # that is not answered yet
         self.crowded = 0  # cells in a row that held too much memory to be used
 
     @property
@@ -203,8 +208,15 @@ class Container:
 
     def look(self, young_s: float) -> str | None:
         """Looks at the limits of what has run for longer than that; returns why to give it up, if so."""
-        now = self._now()
-        for run, (since, until) in list(self._watched.items()):
+        now, stood = self._now(), 0.0
+        if now - self._looked > OWN_STALL_S:  # what the agent said meanwhile may lie unread
+            stood = now - self._looked
+            self._pinged += stood
+            self._renewing = {cell: since + stood for cell, since in self._renewing.items()}
+        self._looked = now
+        for run, (since, before) in list(self._watched.items()):
+            until = before + stood
+            self._watched[run] = (since, until)
             if now > until:
                 return f"its agent has not told of an end for {ANSWER_S:g} s"
             if now - since >= young_s:
@@ -212,6 +224,20 @@ class Container:
         oldest = min(self._renewing.values(), default=now)
         if now - oldest > ANSWER_S:
             return f"its agent has not made a cell for {ANSWER_S:g} s"
+        return self._ask(now)
+
+    def _ask(self, now: float) -> str | None:
+        """Asks the agent for a sign of life now and then; returns what is wrong if there is none."""
+        if not self.alive:
+            return None
+        ping = self._ping
+        if ping is not None and not ping.done():
+            late = now - self._pinged > PING_WITHIN_S
+            return f"its agent has not answered for {PING_WITHIN_S:g} s" if late else None
+        if ping is not None and not ping.cancelled():
+            ping.exception()  # the connection is lost: that is told elsewhere
+        if now - self._pinged >= PING_EVERY_S:
+            self._pinged, self._ping = now, asyncio.ensure_future(self.client.ping())
         return None
 
     async def give_up(self, error: SkerryError) -> None:
@@ -220,6 +246,8 @@ class Container:
             self.error = error
             if self.member.stage is not Stage.RETIRING:
                 self.member.retire(error.message)
+        if self._ping is not None:
+            self._ping.cancel()
         await self.client.close(same_error(error))
 
 
