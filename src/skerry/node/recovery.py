@@ -90,6 +90,11 @@ async def recover(node: Node) -> None:
                 lines = await backend.sweep()
             except SkerryError:
                 log.exception("backend %s: not everything of an earlier node is removed", name)
+                # A function container that is left may use the device that it was made with.
+                node.calls.devices.desk.withhold(
+                    "containers of an earlier node could not be removed, which may use devices: "
+                    "restart the node"
+                )
                 continue
             for line in lines:
                 log.warning("swept: %s", line)

@@ -21,6 +21,7 @@ from skerry.node.functions.devices import Desk
 from skerry.spec.device import DeviceClaim, DeviceMode, DeviceNode
 from skerry.spec.function import CallSpec, CompileRunCall, Isolation, Language
 from skerry.testing import fake_commands
+from skerry.testing.fake import FakeBackend
 from skerry.testing.fake_commands import Call, Ended
 from tests.waiting import until
 
@@ -296,6 +297,19 @@ async def test_device_of_a_container_that_cannot_be_destroyed_is_not_lent_again(
         await there.call("return 1", device=GPU, wait_s=0.3)
     container.destroy = destroy
     await destroy()  # as the sweep of the next start does
+
+
+async def test_containers_of_an_earlier_node_that_cannot_be_removed_withhold_the_devices(
+    stand, monkeypatch, tmp_path, tools
+) -> None:
+    async def fail(_backend: FakeBackend) -> list[str]:
+        raise Unavailable("the launcher is away")
+
+    monkeypatch.setattr(FakeBackend, "sweep", fail, raising=False)
+    async with world(stand, monkeypatch, tmp_path, devices=ONE) as there:
+        with pytest.raises(Unavailable, match="could not be removed"):
+            await there.call("return 1", device=GPU)
+        assert (await there.call("return 1")).value == 1
 
 
 async def test_node_that_ends_tells_those_who_wait_for_a_device(

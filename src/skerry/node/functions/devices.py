@@ -16,7 +16,7 @@ from typing import Any, Final
 from skerry.backends.devices.ledger import Held, Ledger
 from skerry.backends.devices.listed import DevicesConfig
 from skerry.backends.devices.provider import take_stock
-from skerry.errors import Bug, InvalidRequest, Overloaded, SkerryError
+from skerry.errors import Bug, InvalidRequest, Overloaded, SkerryError, Unavailable
 from skerry.node.admission.fairness import FairQueue, Ticket
 from skerry.node.admission.holders import Holder, name_of
 from skerry.node.admission.rates import Rate
@@ -91,6 +91,7 @@ class Desk:
     ) -> None:
         self.ledger = Ledger(devices)
         self.refused: Counter[str] = Counter()  # by the device's name
+        self._withheld = ""
         self._timers = timers
         self._waiting_max = waiting_max
         self._weights = weights or {}
@@ -101,8 +102,17 @@ class Desk:
         self._ended = {name: Rate(timers.now) for name in names}
         self._holders: dict[int, Holder] = {}
 
+    def withhold(self, why: str) -> None:
+        """Lends none from now on: something that nobody counts may use them."""
+        self._withheld = why
+
     def check(self, claim: DeviceClaim) -> None:
-        """Raises InvalidRequest if there is no device of that name here: waiting would be in vain."""
+        """Raises InvalidRequest if there is no device of that name here: waiting would be in vain.
+
+        Unavailable if they are withheld.
+        """
+        if self._withheld:
+            raise Unavailable(self._withheld)
         if claim.name not in self._queues:
             names = ", ".join(self._queues) or "none at all"
             raise InvalidRequest(f"device: this node has no {claim.name}; it has: {names}")
