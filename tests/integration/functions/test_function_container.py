@@ -274,6 +274,15 @@ async def test_cell_beyond_what_there_is_is_refused(box):
     await box.open(0)
 
 
+async def test_cells_stay_over_connections(box):
+    await box.open(0)
+    await box.sh("echo kept > f", cell=0)
+    await box.connect()
+    assert (await box.sh("cat f", cell=0)).text == "kept"
+    await box.open(0)
+    assert (await box.sh("ls", cell=0)).text == ""
+
+
 async def test_slot_goes_with_its_container_and_no_sandbox_gets_it(backend):
     async with boxed(backend) as box:
         await box.open(0)
