@@ -3,6 +3,7 @@
  * is named over the status pipe. */
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -166,26 +167,35 @@ static void groups_enter(const struct launch *l)
 
 /* A text that is too long for one argument, as a file that only this command has: the shell reads
  * it from /proc/self/fd/FD_SCRIPT. Sealed: nobody changes it while it is being run. */
-static void script_give(const struct launch *l)
+int script_file(const struct field *bytes)
 {
 	enum { CLOEXEC = 1, SEALING = 2, NOEXEC = 8, ADD_SEALS = 1033, ALL_SEALS = 15 };
 	size_t done = 0;
+	ssize_t n = 0;
 	int fd;
 
-	if (!my.script.bytes)
-		return;
 	fd = (int)syscall(SYS_memfd_create, "script", CLOEXEC | NOEXEC);
 	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
 		fd = (int)syscall(SYS_memfd_create, "script", CLOEXEC | SEALING);
-	while (fd >= 0 && done < my.script.length) {
-		ssize_t n = write(fd, my.script.bytes + done, my.script.length - done);
+	if (fd < 0)
+		return -errno;
+	for (; done < bytes->length && n >= 0; done += (size_t)n)
+		n = pwrite(fd, bytes->bytes + done, bytes->length - done, (off_t)done);
+	if (n < 0 || fcntl(fd, ADD_SEALS, ALL_SEALS)) {
+		int error = -errno;
 
-		if (n <= 0)
-			child_fail(l->status, STEP_ARGS, errno);
-		done += (size_t)n;
+		close(fd);
+		return error;
 	}
-	if (fd < 0 || fcntl(fd, ADD_SEALS, ALL_SEALS) || dup2(fd, FD_SCRIPT) < 0)
-		child_fail(l->status, STEP_ARGS, errno);
+	return fd;
+}
+
+static void script_give(const struct launch *l)
+{
+	int fd = my.script.bytes ? script_file(&my.script) : FD_SCRIPT;
+
+	if (fd < 0 || (fd != FD_SCRIPT && dup2(fd, FD_SCRIPT) < 0))
+		child_fail(l->status, STEP_ARGS, fd < 0 ? -fd : errno);
 }
 
 static int exec_one(char *path)

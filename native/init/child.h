@@ -4,6 +4,9 @@
 
 #include "init.h"
 
+/* child.c: these bytes as a sealed file, read from its beginning; or a negative errno. */
+int script_file(const struct field *bytes);
+
 void class_set(void);
 void limits_set(const struct launch *l);
 void terminal_open(const struct launch *l);

@@ -1,5 +1,6 @@
 /* Connections: who may talk to us, and the bytes that come in. The newest one wins. */
 #include "cell.h"
+#include "zygote.h"
 
 #include <errno.h>
 #include <string.h>
@@ -62,6 +63,7 @@ static void conn_begin(const uint8_t nonce[NONCE_SIZE], bool same_transport)
 	forward_reset_all();
 	op_detach_all();
 	cells_forget();
+	zygote_forget();
 	send_begin(nonce, same_transport);
 }
 

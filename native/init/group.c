@@ -115,11 +115,16 @@ void group_kill(struct group *g)
 /* To open one costs more than to read it. */
 static int file_of(struct group *g, enum group_file file)
 {
-	static const char *const names[GROUP_FILES] = {"cgroup.events", "cgroup.procs", "cpu.stat"};
+	static const char *const names[GROUP_FILES] = {"cgroup.events", "cgroup.procs", "cpu.stat", "cgroup.procs"};
 
 	if (g->file[file] <= 0)
-		g->file[file] = openat(g->fd, names[file], O_RDONLY | O_CLOEXEC);
+		g->file[file] = openat(g->fd, names[file], (file == GROUP_DOOR ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
 	return g->file[file];
+}
+
+int group_door(struct group *g)
+{
+	return g->fd < 0 ? -1 : file_of(g, GROUP_DOOR);
 }
 
 static void group_close(struct group *g)

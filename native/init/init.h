@@ -8,6 +8,7 @@
  *	known.c     what was read of them before
  *	more.c      a START of several frames                 hold.c    the clock that can stand still
  *	request.c   what a START asks for                     cell*.c   cells of a function container
+ *	zygote.c    a Python that forks for calls there
  *	low.c       the stack's place                         reply.c   short answers that wait for room
  *	ring.c      ring buffers (no agent state)                   stream.c  descriptor <-> ring
  *	forward.c, listen.c  forwarded connections, listeners        file*.c, tree*.c, tar.c: the file helper
@@ -156,11 +157,11 @@ void discard_keep(int fd);
 
 /* --- group.c ------------------------------------------------------------------------------- */
 
-enum group_file { GROUP_EVENTS, GROUP_PROCS, GROUP_CPU, GROUP_FILES };
+enum group_file { GROUP_EVENTS, GROUP_PROCS, GROUP_CPU, GROUP_DOOR, GROUP_FILES };
 
 struct group {
 	int fd; /* its directory; -1: none */
-	int file[GROUP_FILES]; /* what was read once stays open; 0: not yet */
+	int file[GROUP_FILES]; /* what was used once stays open; 0: not yet */
 	uint32_t serial, cell;
 	bool killed;
 };
@@ -170,6 +171,8 @@ struct group {
 int group_make(struct group *g, uint32_t cell);
 /* Processor time of all that ever ran in it; 0 if that cannot be known. */
 uint64_t group_cpu_us(struct group *g);
+/* A descriptor of the group's, to be entered by writing "0"; negative: none. */
+int group_door(struct group *g);
 void group_kill(struct group *g);
 bool group_populated(struct group *g);
 /* To every process of the group, each once; children forked meanwhile included. */
@@ -229,6 +232,7 @@ struct op {
 	uint32_t cell; /* NO_CELL: none */
 	uint64_t cpu_limit_us, cpu_before, cpu_at; /* NEVER: none; what its group had used; now_ms() */
 	uint64_t disk_used;
+	uint64_t hangs_at; /* now_ms(): when a call that was killed is the zygote's fault; NEVER */
 	uint64_t kill_again, kill_until; /* now_ms() times, NEVER if unset */
 	uint64_t listen_at; /* likewise: when more than the end is waited for */
 	uint64_t exec_by, kill_by; /* work_ms() times, NEVER if unset */

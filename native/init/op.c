@@ -1,5 +1,6 @@
 /* Operations: from START to DONE, and what is kept until ACK. */
 #include "cell.h"
+#include "zygote.h"
 #include "session.h"
 
 #include <errno.h>
@@ -69,7 +70,7 @@ struct op *op_new(uint32_t handle, const uint8_t *id)
 	*op = (struct op){.state = OP_STARTING, .handle = handle, .group.fd = -1, .attached = true,
 			  .exec_by = NEVER, .heard = NEVER, .kill_by = NEVER, .kill_again = NEVER,
 			  .kill_until = NEVER, .listen_at = NEVER, .start_ns = realtime_ns(),
-			  .cell = NO_CELL, .cpu_limit_us = NEVER, .cpu_at = NEVER};
+			  .cell = NO_CELL, .cpu_limit_us = NEVER, .cpu_at = NEVER, .hangs_at = NEVER};
 	memcpy(op->id, id, OP_ID_SIZE);
 	source_open(&op->status, -1, NULL);
 	inlet_open(&op->in, -1, INLET_PIPE, NULL);
@@ -216,6 +217,8 @@ void op_end(struct op *op)
 			op->out[i].eof = true;
 	}
 	op_settle(op);
+	if (op->kind == KIND_ZYGOTE)
+		zygote_over(op);
 	cell_left(op->cell);
 }
 
@@ -235,7 +238,7 @@ void op_child_ended(pid_t pid, int status, uint64_t cpu_us)
 	struct op *op = NULL;
 
 	for (uint32_t i = 0; i < ops_high && !op; i++)
-		if ((ops[i].pid == pid || start_born(&ops[i]) == pid) &&
+		if ((ops[i].pid == pid || start_born(&ops[i]) == pid) && ops[i].kind != KIND_CALL &&
 		    (ops[i].state == OP_STARTING || ops[i].state == OP_RUNNING))
 			op = &ops[i];
 	if (op && first_of_two(op, pid))
@@ -343,6 +346,7 @@ static void op_timer(struct op *op, uint64_t now, uint64_t work)
 	}
 	if (op->session)
 		session_timer(op, now);
+	zygote_watch(op, now);
 }
 
 void op_timers(uint64_t now)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cell.h"
+#include "zygote.h"
 
 static int rlimits_parse(const struct field *f, struct request *r)
 {
@@ -86,19 +87,22 @@ int request_place(const struct request *r, struct launch *l, const char **step)
 {
 	struct cell *c;
 
-	if (r->kind > KIND_SESSION)
-		return EOPNOTSUPP;
 	if (!config.function)
 		return r->cell != NEVER || r->kind > KIND_SESSION || r->result || r->cpu_ms ? EOPNOTSUPP : 0;
 	if (r->kind == KIND_SESSION || r->pty)
 		return EINVAL;
 	*step = "cell";
-	if (r->kind == KIND_ZYGOTE)
-		return r->cell == NEVER ? 0 : EINVAL;
+	if (r->kind == KIND_ZYGOTE) {
+		*step = r->cell == NEVER ? "zygote" : "cell";
+		return r->cell != NEVER ? EINVAL : zygote_there() ? EBUSY : 0;
+	}
 	if (r->cell == NEVER)
 		return EPERM;
 	c = cell_ready(r->cell);
 	if (!c)
+		return EAGAIN;
+	*step = "zygote";
+	if (r->kind == KIND_CALL && !zygote_ready())
 		return EAGAIN;
 	l->cell = (uint32_t)r->cell;
 	l->pidfd = c->pidfd;

@@ -1,6 +1,7 @@
 /* What is sent, and in which order: control frames first, then streams in turn. Nothing queues up:
  * frames are made from the operations' state when there is room for them. */
 #include "cell.h"
+#include "zygote.h"
 #include "session.h"
 
 #include <errno.h>
@@ -216,7 +217,7 @@ static bool control_send(void)
 	for (uint32_t i = 0; i < ops_high; i++)
 		if (ops[i].state != OP_FREE && ops[i].attached && !op_control(&ops[i]))
 			return false;
-	return cells_control() && forward_control();
+	return cells_control() && zygote_control() && forward_control();
 }
 
 /* --- data ----------------------------------------------------------------------------------------- */

@@ -1,6 +1,7 @@
 /* START: from a frame to a running child, and its reports until exec. */
 #include "known.h"
 #include "request.h"
+#include "zygote.h"
 #include "session.h"
 
 #include <errno.h>
@@ -73,6 +74,8 @@ static void out_ready(struct source *src, uint32_t events)
 	outlet_read(o, events);
 	if (o->ring.end != before && op->state == OP_STARTING && op->status.ready)
 		op->status.ready(&op->status, 0); /* who writes has reached exec: STARTED goes first */
+	if (o->ring.end != before && op->state == OP_STARTING && op->kind == KIND_CALL)
+		zygote_hear();
 	if (o->ring.end != before && op->quiet_ms)
 		op_heard(op);
 	if (o->eof)
@@ -218,7 +221,7 @@ void start_listen(struct op *op, uint64_t now)
 
 static int streams_make(struct op *op, struct launch *l, bool in)
 {
-	int here = -1, error = status_make(op, l);
+	int here = -1, error = op->kind == KIND_CALL ? 0 : status_make(op, l);
 
 	if (error)
 		return error;
@@ -291,12 +294,23 @@ static void ends_close(const struct launch *l)
 			close(ends[i]);
 }
 
+static int child_start(struct op *op, struct launch *l)
+{
+	pid_t pid = fork_into(op, l);
+
+	if (!pid)
+		child_run(l); /* the child has no operations: OWN */
+	op->pid = pid;
+	return pid < 0 ? -errno : 0;
+}
+
 int launch(struct op *op, struct launch *l, bool in)
 {
 	int error = streams_make(op, l, in);
 	struct common *c = common();
-	pid_t pid;
 
+	if (!error && op->kind == KIND_ZYGOTE)
+		error = zygote_begin(op, l);
 	/* Never outside of a group, if there are groups: nothing could end it. */
 	if (!error && config.has_group && op->group.fd < 0)
 		error = group_make(&op->group, op->cell);
@@ -312,12 +326,7 @@ int launch(struct op *op, struct launch *l, bool in)
 		}
 		if (config.function)
 			op_cpu_limit(op, l->cpu_ms);
-		pid = fork_into(op, l);
-		if (!pid)
-			child_run(l); /* the child has no operations: OWN */
-		op->pid = pid;
-		if (pid < 0)
-			error = -errno;
+		error = op->kind == KIND_CALL ? zygote_call(op, l) : child_start(op, l);
 	}
 	ends_close(l);
 	/* Most commands are over by then: their end tells all, in one turn and with one message. A terminal is
@@ -368,7 +377,7 @@ int op_start(uint32_t handle, uint8_t *payload, size_t length, const char **step
 	if (!error)
 		error = launch(op, &l, r.in == 1);
 	if (error) {
-		op->fail_step = "fork";
+		op->fail_step = r.kind == KIND_CALL ? "zygote" : "fork";
 		op->fail_errno = -error;
 		op_end(op);
 		return 0;

@@ -57,13 +57,22 @@ static int namespaces_join(const struct call *call, const int *fd)
 	return 0;
 }
 
+static uint64_t less(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Never above what they are: nobody here may raise one. */
 static int limits_set(const struct call *call)
 {
 	for (size_t i = 0; i < call->rlimits; i++) {
 		const struct call_rlimit *r = &call->rlimit[i];
-		uint64_t limit[2] = {r->soft, r->hard};
-		long error = SYS4(prlimit64, 0, r->resource, limit, NULL);
+		uint64_t limit[2] = {0, 0};
+		long error = SYS4(prlimit64, 0, r->resource, NULL, limit);
 
+		limit[1] = less(r->hard, limit[1]);
+		limit[0] = less(r->soft, limit[1]);
+		error = error ? error : SYS4(prlimit64, 0, r->resource, limit, NULL);
 		if (error)
 			return (int)error;
 	}

@@ -61,8 +61,8 @@ def refusal_of(error: guest.Error, handle: int) -> SkerryError:
     fields = {"errno": error.errno, "step": error.step}
     if error.errno == _EEXIST:
         return Conflict("the operation was started before", **fields)
-    if error.errno == _EAGAIN and error.step == "cell":
-        return Unavailable("the cell is not there: nothing was started", **fields)
+    if error.errno == _EAGAIN and error.step in {"cell", "zygote"}:
+        return Unavailable(f"the {error.step} is not there: nothing was started", **fields)
     if error.errno == _EAGAIN:
         return Overloaded("too many operations in one sandbox", limit="operations", **fields)
     if error.errno == _ENOENT:

@@ -190,6 +190,7 @@ class Call:
         self.extension = extension
         self.threads = threads
         self.pid = os.getpid()
+        os.lseek(3, 0, os.SEEK_SET)  # whoever wrote it
         with io.open(3, "rb") as file:
             self.request = json.loads(file.read())
         self.answer = answer_place()
