@@ -25,7 +25,7 @@ enum { LIMIT_FSIZE = 1, LIMIT_STACK = 3, LIMIT_CORE = 4, LIMIT_NOFILE = 7 };
 static struct {
 	struct source talk;
 	uint32_t handle;
-	bool ready;
+	bool ready, was_ready;
 	int due; /* what ZYGOTE_IS is to say, 0: nothing */
 } zygote OWN;
 
@@ -136,7 +136,7 @@ static bool packet_take(const uint8_t *packet, size_t size, pid_t pid)
 	if (f.type == Z_READY) {
 		if (!said_by_zygote(pid) || zygote.ready)
 			return false;
-		zygote.ready = true;
+		zygote.ready = zygote.was_ready = true;
 		zygote.due = IS_READY;
 		return true;
 	}
@@ -224,7 +224,7 @@ int zygote_begin(const struct op *op, struct launch *l)
 		return -errno;
 	}
 	zygote.handle = op->handle;
-	zygote.ready = false;
+	zygote.ready = zygote.was_ready = false;
 	zygote.due = 0;
 	source_open(&zygote.talk, ends[0], talk_ready);
 	source_watch(&zygote.talk, EPOLLIN);
@@ -233,15 +233,12 @@ int zygote_begin(const struct op *op, struct launch *l)
 
 void zygote_over(const struct op *op)
 {
-	bool was_ready = zygote.ready;
-
 	if (op->handle != zygote.handle)
 		return;
 	zygote_hear(); /* the ends of calls that it still told */
-	was_ready = was_ready || zygote.ready;
 	zygote.handle = 0;
 	zygote.ready = false;
-	zygote.due = was_ready ? 0 : IS_FAILED;
+	zygote.due = zygote.was_ready ? 0 : IS_FAILED;
 	source_close(&zygote.talk);
 	for (uint32_t i = 0; i < ops_high; i++) {
 		struct op *call = &ops[i];

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from native_agent import (
@@ -64,13 +65,16 @@ def _copy(source: str, tree: Path) -> None:
         shutil.copy2(source, at)
 
 
-def image_build(at: Path) -> None:
-    """Puts `image.erofs` into a directory: tools, Python, and no /call, /run or /sys."""
+def image_build(at: Path, files: Mapping[str, str] | None = None) -> None:
+    """Puts `image.erofs` into a directory: tools, Python, `files`, and no /call, /run or /sys."""
     tree = at / "function-tree"
     for name in ("proc", "dev", "tmp", "etc", "var/tmp"):
         (tree / name).mkdir(parents=True, exist_ok=True)
     (tree / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (tree / "etc/group").write_text("root:x:0:\n")
+    for name, text in (files or {}).items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
     programs = [found for tool in TOOLS if (found := shutil.which(tool))]
     programs.append("/usr/bin/python3.11")
     dynload = Path("/usr/lib/python3.11/lib-dynload")
