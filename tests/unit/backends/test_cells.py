@@ -137,6 +137,14 @@ def test_opened_cell_has_the_limits_and_counts_from_there(cell, kernel):
     )
 
 
+def test_peak_of_a_call_that_drove_out_what_was_left_before_is_all_its_own(cell, kernel):
+    kernel.shows(held=20 * MIB, cache=20 * MIB)
+    cell.open(SMALL)
+    kernel.shows(held=2 * MIB, peak=64 * MIB)
+    assert cell.usage().memory_peak_bytes == 62 * MIB
+    assert cell.usage().memory_bytes == 0
+
+
 def test_peak_begins_anew(cell, kernel):
     kernel.shows(held=MIB, peak=9 * MIB)
     cell.open(SMALL)

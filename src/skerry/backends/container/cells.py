@@ -54,9 +54,11 @@ class CellGroup:
     def usage(self) -> CellUsage:
         """Returns what was used since `open`; files that are gone count as 0."""
         now, base = self._read(), self._base
+        # At its limit a call drives out what others had left: what is not there any more was its own.
+        before = min(base.memory_bytes, now.memory_bytes)
         return CellUsage(
-            memory_bytes=max(0, now.memory_bytes - base.memory_bytes),
-            memory_peak_bytes=max(0, now.memory_peak_bytes - base.memory_bytes),
+            memory_bytes=now.memory_bytes - before,
+            memory_peak_bytes=max(0, now.memory_peak_bytes - before),
             cpu_us=max(0, now.cpu_us - base.cpu_us),
             oom_kills=max(0, now.oom_kills - base.oom_kills),
             pids_refused=max(0, now.pids_refused - base.pids_refused),
