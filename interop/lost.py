@@ -62,8 +62,8 @@ class OtherNode:
         """Starts it again; it finds its sandboxes."""
         self._tell("start")
 
-    def kill_under(self, command: str, count: int = 1) -> None:
-        """Kills it once commands in so many of its sandboxes say that text."""
+    def wait_for(self, command: str, count: int = 1) -> None:
+        """Returns once commands in so many of its sandboxes say that text."""
         with skerry.connect(self.url) as client:
 
             def busy() -> bool:
@@ -72,6 +72,10 @@ class OtherNode:
                 return sum(any(command in line for line in lines) for lines in said) >= count
 
             until(busy, f"{command} runs in {count} sandboxes")
+
+    def kill_under(self, command: str, count: int = 1) -> None:
+        """Kills it then."""
+        self.wait_for(command, count)
         self.kill()
 
     def end(self) -> None:

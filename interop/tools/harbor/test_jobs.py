@@ -12,6 +12,7 @@ from conftest import Job, ours, until
 from interop.lost import other_node
 
 TRIALS, AT_ONCE = 64, 16
+SOLUTION = "/logs/agent/oracle.txt"  # stands in the command that runs it
 SLOW = "#!/bin/bash\ntouch /app/began\nsleep 600\n"
 
 
@@ -94,9 +95,9 @@ def test_a_node_that_is_gone_is_no_reward_and_one_that_comes_back_loses_nothing(
     (task / "solution" / "solve.sh").write_text(
         "#!/bin/bash\necho hello > /app/hello.txt\nuntil test -e /app/go; do sleep 0.1; done\n"
     )
+    process = harbor.start(task, "-a", "oracle")
+    own_node.wait_for(SOLUTION)
     with skerry.connect(url) as client:
-        process = harbor.start(task, "-a", "oracle")
-        until(lambda: [info.running_commands for info in ours(client)] == [1])
         running = ours(client)[0].id
     own_node.kill()
     own_node.start()
@@ -107,10 +108,8 @@ def test_a_node_that_is_gone_is_no_reward_and_one_that_comes_back_loses_nothing(
     assert (job.exceptions, job.rewards) == ([None], [1.0]), job.log()
 
     (task / "solution" / "solve.sh").write_text(SLOW)
-    with skerry.connect(url) as client:
-        process = harbor.start(task, "-a", "oracle")
-        until(lambda: [info.running_commands for info in ours(client)] == [1])
-    own_node.kill()
+    process = harbor.start(task, "-a", "oracle")
+    own_node.kill_under(SOLUTION)
     said, _ = process.communicate(timeout=240)
     job = Job(harbor.jobs, process.returncode, said)
     own_node.start()
@@ -121,10 +120,8 @@ def test_a_node_that_is_gone_is_no_reward_and_one_that_comes_back_loses_nothing(
 
     # The agent's time runs out while the node is away: it is back for the verifier.
     harbor.edit(task, "[agent]\ntimeout_sec = 600.0", "[agent]\ntimeout_sec = 20.0")
-    with skerry.connect(url) as client:
-        process = harbor.start(task, "-a", "oracle")
-        until(lambda: [info.running_commands for info in ours(client)] == [1])
-    own_node.kill()
+    process = harbor.start(task, "-a", "oracle")
+    own_node.kill_under(SOLUTION)
     (log,) = harbor.jobs.rglob("trial.log")
     until(lambda: process.poll() is not None or "given up" in log.read_text())
     own_node.start()
