@@ -35,9 +35,9 @@ def ended(outcome: dict[str, object], cut: Limit | None = None, **usage: int) ->
         (ended({"exit_code": 0, "timed_out": True}), Limit.WALL),
         (ended(KILLED, oom_kills=1), Limit.MEMORY),
         (ended({**KILLED, "timed_out": True}, oom_kills=1), Limit.MEMORY),
-        (ended({"exit_code": 0}, oom_kills=1), None),  # a child of its was killed, and it coped
+        (ended({"exit_code": 0}, oom_kills=1), Limit.MEMORY),  # a child of its was killed
         (ended({"exit_code": 1}, pids_refused=2), Limit.PROCESSES),
-        (ended({"exit_code": 0}, pids_refused=2), None),
+        (ended({"exit_code": 0}, pids_refused=2), Limit.PROCESSES),
         (ended({"exit_code": 1, **FULL}), Limit.DISK),
         (ended({"exit_code": 0, **FULL}), None),
         (ended({"exit_code": 1, "disk_used": 1 << 20}), None),

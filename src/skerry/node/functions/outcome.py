@@ -35,23 +35,22 @@ class Ended(NamedTuple):
 def limit_of(ended: Ended, limits: CallLimits) -> Limit | None:
     """Returns which limit ended it; None if it ended by itself.
 
-    A process that was killed for memory, or a fork that was refused, is no end of the call by itself:
-    it is the reason only of a call that failed.
+    Whoever reached the limit of memory or processes is told so, however it ended: the call would have
+    been ended for it if that had not come first. A full disk refuses a write, so it is the reason only
+    of a call that failed.
     """
     outcome, usage = ended.outcome, ended.usage
     if ended.cut is not None:
         return ended.cut
     if outcome.cpu_limit:
         return Limit.CPU
-    if outcome.exit_code == 0 and not outcome.timed_out:
-        return None
     if usage.oom_kills or outcome.oom:
         return Limit.MEMORY
     if outcome.timed_out:
         return Limit.WALL
     if usage.pids_refused:
         return Limit.PROCESSES
-    if (outcome.disk_used or 0) > limits.disk_bytes - DISK_SLACK_BYTES:
+    if outcome.exit_code != 0 and (outcome.disk_used or 0) > limits.disk_bytes - DISK_SLACK_BYTES:
         return Limit.DISK
     return None
 
