@@ -167,12 +167,13 @@ static void settle(struct cell *c)
 	answer(c, c->fail_step ? CELL_IS_FAILED : CELL_IS_GONE);
 }
 
-static void made(struct cell *c, const int fds[2], bool has_net)
+static void made(struct cell *c, const int fds[2], const struct cell_report *r)
 {
 	c->disk_fd = fds[0];
-	if (has_net) {
+	if (r->has_net) {
 		fd_close(&c->net_fd);
 		c->net_fd = fds[1];
+		c->net = r->net;
 	}
 	c->init = *born((uint32_t)(c - cells));
 	c->pidfd = (int)syscall(SYS_pidfd_open, c->init, 0);
@@ -208,7 +209,7 @@ static void report_ready(struct source *src, uint32_t events)
 	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN((1 + r.has_net) * sizeof(int)))
 		memcpy(fds, CMSG_DATA(head), (1 + r.has_net) * sizeof(int));
 	if (c->state == CELL_MAKING && !r.error && fds[0] >= 0) {
-		made(c, fds, r.has_net);
+		made(c, fds, &r);
 		return;
 	}
 	if (c->state != CELL_MAKING)

@@ -12,11 +12,17 @@
 
 enum { CELL_UID = 1000 };
 
+/* What tells of a network namespace whether anybody has used it. */
+struct net_state {
+	uint64_t sockets, sum; /* in use; of what its interfaces and protocols have counted */
+};
+
 /* Invariant: init, pidfd and disk_fd are there in CELL_READY; in CELL_NONE only net_fd may be. */
 struct cell {
 	enum cell_state { CELL_NONE, CELL_MAKING, CELL_READY, CELL_ENDING } state;
 	pid_t maker, init; /* 0: none, or reaped */
 	int pidfd, disk_fd, net_fd; /* -1: none */
+	struct net_state net;	    /* of net_fd, as it was made */
 	struct source report; /* of the maker */
 	uint64_t disk, inodes, make_by;
 	bool again; /* CELL_ENDING: to be made afresh */
@@ -55,7 +61,8 @@ int cell_tasks(uint32_t number, uint32_t *count);
 struct cell_report {
 	uint32_t step;
 	int32_t error;
-	uint32_t has_net; /* of the two, whether the network namespace is there */
+	uint32_t has_net; /* of the two, whether the network namespace is there: a new one */
+	struct net_state net;
 };
 extern const char *const cell_steps[];
 struct cell_order {
@@ -66,6 +73,13 @@ struct cell_order {
 void cell_make(const struct cell_order *order) __attribute__((noreturn));
 /* The zygote's own mounts and namespaces, but of processes: 0 or a negative errno. */
 int cell_of_zygote(void);
+
+/* --- cell_net.c: in the maker -------------------------------------------------------------------------- */
+
+/* Enters the network namespace that the cell had, if nobody can tell that it was used, else a new one: 0 with
+ * *fresh -1 or its descriptor, or a negative errno. */
+int cell_net_enter(const struct cell *c, int *fresh, struct net_state *state);
+int cell_net_loopback(void);
 
 /* --- cell_enter.c: a program's child ----------------------------------------------------------------- */
 

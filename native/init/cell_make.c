@@ -12,12 +12,10 @@
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <linux/mount.h>
-#include <net/if.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -40,8 +38,7 @@ static const char *const readonly[] = {"/proc/sys", "/proc/irq", "/proc/bus", "/
 static struct {
 	const struct cell_order *order;
 	struct cell_report report;
-	bool fresh_net;
-	int net;
+	int net; /* a new one's, to be handed over; else -1 */
 } my;
 
 static int result(long value)
@@ -182,26 +179,6 @@ static int proc_make(void)
 	return error;
 }
 
-/* --- network ----------------------------------------------------------------------------------------- */
-
-static int loopback_up(void)
-{
-	struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
-	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	int error = fd < 0 ? -errno : result(ioctl(fd, SIOCSIFFLAGS, &request));
-
-	if (fd >= 0)
-		close(fd);
-	return error;
-}
-
-static int net_make(void)
-{
-	int error = result(unshare(CLONE_NEWNET));
-
-	return error ? error : loopback_up();
-}
-
 /* --- the processes ------------------------------------------------------------------------------------ */
 
 static int root_of_container(void)
@@ -247,7 +224,7 @@ static _Noreturn int first_process(void *unused)
 void cell_make(const struct cell_order *order)
 {
 	static uint8_t stack[STACK] __attribute__((aligned(16)));
-	int net = order->cell->net_fd, flags = CLONE_VM | CLONE_PARENT | CLONE_PARENT_SETTID | SIGCHLD;
+	int flags = CLONE_VM | CLONE_PARENT | CLONE_PARENT_SETTID | SIGCHLD;
 	sigset_t none;
 
 	my.order = order;
@@ -255,10 +232,8 @@ void cell_make(const struct cell_order *order)
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	step(IN_USER, result(syscall(SYS_setns, FD_USERNS, CLONE_NEWUSER)));
-	if (net >= 0)
-		step(IN_NET, result(syscall(SYS_setns, net, CLONE_NEWNET)));
-	else
-		step(IN_NET, net_make());
+	step(IN_NET, cell_net_enter(order->cell, &my.net, &my.report.net));
+	my.report.has_net = my.net >= 0;
 	step(IN_UNSHARE, result(unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS)));
 	/* The memory is handed over rather than copied: this process ends at once. */
 	step(IN_CLONE, result(clone(first_process, stack + STACK, flags, NULL, order->init)));
@@ -271,7 +246,7 @@ int cell_of_zygote(void)
 
 	umask(0);
 	if (!error)
-		error = loopback_up();
+		error = cell_net_loopback();
 	if (!error)
 		error = root_of_container();
 	if (!error)

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from function_rig import (
+    CELL,
     CPU_LIMIT,
     DISK_BYTES,
     DISK_USED,
+    FAILED,
     FSIZE,
+    GONE,
     LIMIT_NOFILE,
+    READY,
     RESULT_TOTAL,
     STACK,
     Container,
     FunctionLauncher,
     image_build,
 )
+from left_in_cells import ALL, LEAVE, LOOK
 from native_agent import CANCELLED, CPU_US, ERRNO, ERROR_STEP, EXIT_CODE, REAL, SIGNO
 
 from native_launcher import build_programs, missing
+from waiting import soon
 
 pytestmark = REAL
 
@@ -187,3 +195,96 @@ def test_cells_stay_over_a_new_connection(box: Container) -> None:
     box.ok(1, "echo kept > /tmp/kept")
     box.reconnect()
     assert box.ok(1, "cat /tmp/kept") == "kept\n"
+
+
+def test_all_that_a_call_left_on_purpose_is_there_until_its_cell_is_renewed(box: Container) -> None:
+    """The first half is the control: what the look finds nothing of, it would have found."""
+    box.renew(0)
+    box.renew(1)
+    left = box.python(0, LEAVE)
+    assert left.stdout == b"left\n", left.stderr
+    assert set(box.python(0, LOOK).stdout.decode().split()) == set(ALL.split())
+    assert box.python(1, LOOK).stdout == b"\n"
+    box.renew(0)
+    look = box.python(0, LOOK)
+    assert look.stdout == b"\n", look.stderr
+
+
+def test_network_is_used_again_only_if_nobody_can_tell(box: Container) -> None:
+    def network() -> str:
+        return box.ok(0, "readlink /proc/self/ns/net")
+
+    box.renew(0)
+    first = network()
+    box.ok(0, "true")
+    box.renew(0)
+    assert network() == first
+    for trace in (
+        "s.bind(('127.0.0.1', 0)); s.listen(); c.connect(s.getsockname()); s.accept()",
+        "c.connect_ex(('127.0.0.1', 9))",  # refused
+        "c.connect_ex(('192.0.2.1', 9))",  # no route
+    ):
+        box.python(0, f"import socket; s = socket.socket(); c = socket.socket(); {trace}")
+        box.renew(0)
+        again = network()
+        assert again != first, trace
+        first = again
+        box.renew(0)
+        assert network() == first
+
+
+def test_cell_whose_first_process_is_killed_from_outside_is_gone(box: Container) -> None:
+    box.renew(0)
+    op = box.start(0, "sleep", "1000")
+    while not op.started:
+        box.client.step()
+    (init,) = [pid for pid in _children(box.pid) if "pause" in _wchan(pid)]
+    os.kill(init, signal.SIGKILL)
+    assert box.answer() == {CELL: 0, 7: GONE}
+    assert box.client.wait(op).done[SIGNO] == 9
+    assert box.run(0, "true").errors == [{ERRNO: errno.EAGAIN, ERROR_STEP: "cell"}]
+    box.renew(0)
+    assert box.ok(0, "echo again") == "again\n"
+
+
+def test_cell_that_cannot_be_made_says_at_which_step_and_can_be_made_later(box: Container) -> None:
+    for size in ({"disk": 1}, {"inodes": 1}):
+        box.ask(0, 1, **size)
+        assert box.answer() == {CELL: 0, 7: FAILED, ERROR_STEP: "disk", ERRNO: errno.EINVAL}
+    box.renew(0)
+
+
+def test_cells_come_and_go_and_leave_nothing(box: Container) -> None:
+    for cell in (0, 1):
+        box.renew(cell)
+        box.ok(cell, "true")
+    held = _descriptors(box.pid)
+    for _ in range(20):
+        box.ask(0, 1)
+        box.ask(0, 1)  # both are answered by what came of the second
+        box.ask(1, 2)
+        box.ask(1, 1)
+        said = [box.answer() for _ in range(4)]
+        assert [{7: READY, CELL: 0}] * 2 == [s for s in said if s[CELL] == 0]
+        assert box.ok(0, "echo a > /tmp/a; cat /tmp/a") == "a\n"
+        box.python(1, LEAVE)
+    for cell in (0, 1):
+        box.renew(cell)
+        box.ok(cell, "true")
+    assert _descriptors(box.pid) == held
+    assert len(_children(box.pid)) == 2
+    for cell in (0, 1):
+        box.drop(cell)
+    assert soon(lambda: not _children(box.pid))
+
+
+def _children(pid: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _wchan(pid: int) -> str:
+    return Path(f"/proc/{pid}/wchan").read_text()
+
+
+def _descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
