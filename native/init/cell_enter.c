@@ -72,18 +72,34 @@ static int bounding_drop(uint64_t kept)
 	return 0;
 }
 
-static int capabilities_set(uint64_t set)
+static int capabilities_set(uint64_t set, uint64_t inherited)
 {
 	struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
-	struct __user_cap_data_struct data[2] = {{.effective = (uint32_t)set, .permitted = (uint32_t)set},
-						 {.effective = (uint32_t)(set >> 32), .permitted = (uint32_t)(set >> 32)}};
+	struct __user_cap_data_struct data[2];
 
+	for (unsigned i = 0; i < 2; i++) {
+		data[i].effective = data[i].permitted = (uint32_t)(set >> 32 * i);
+		data[i].inheritable = (uint32_t)(inherited >> 32 * i);
+	}
 	return syscall(SYS_capset, &head, data) ? -errno : 0;
+}
+
+/* For a control: all of them, over the exec of a plain user. */
+static int capabilities_leave(void)
+{
+	const uint64_t mount = 1ull << CAP_SYS_ADMIN | 1ull << CAP_SYS_CHROOT | 1ull << CAP_SYS_PTRACE | 1ull << CAP_KILL;
+
+	if (capabilities_set(mount, mount))
+		return -errno;
+	for (int cap = 0; cap < 64; cap++)
+		if (mount >> cap & 1 && prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0))
+			return -errno;
+	return 0;
 }
 
 int cell_become(const struct identity *who)
 {
-	int error = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? -errno : bounding_drop(0);
+	int error = prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? -errno : bounding_drop(weak("capabilities") ? ~0ull : 0);
 
 	if (error)
 		return error;
@@ -91,7 +107,7 @@ int cell_become(const struct identity *who)
 	    syscall(SYS_setresgid, who->gid, who->gid, who->gid) ||
 	    syscall(SYS_setresuid, who->uid, who->uid, who->uid) || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
 		return -errno;
-	return capabilities_set(0);
+	return weak("capabilities") ? capabilities_leave() : capabilities_set(0, 0);
 }
 
 int cell_become_zygote(void)
@@ -103,5 +119,5 @@ int cell_become_zygote(void)
 	if (!error && syscall(SYS_setgroups, 0, NULL))
 		error = -errno;
 	/* The exec gives root of the namespace what the bounding set has left. */
-	return error ? error : capabilities_set(kept);
+	return error ? error : capabilities_set(kept, 0);
 }

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from function_rig import image_build
 from native_agent import NATIVE, Client
 from native_sandbox import Sandbox
 
 from native_build import build
+from native_launcher import build_programs, missing
 
 
 @pytest.fixture(scope="module", params=["release", "san"])
@@ -33,3 +35,14 @@ def client(sandbox: Sandbox) -> Iterator[Client]:
     with_agent = sandbox.connect()
     yield with_agent
     with_agent.close()
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the image of function containers; skips where the machine cannot."""
+    if reason := missing():
+        pytest.skip(reason)
+    at = tmp_path_factory.mktemp("function")
+    build_programs(at)
+    image_build(at)
+    return at

@@ -12,7 +12,9 @@ libc.shmat.restype = ctypes.c_void_p
 KEY = 0x5eed
 """
 
-LEAVE = _SHARED + """
+LEAVE = (
+    _SHARED
+    + """
 if os.fork():
     while not os.path.exists("/tmp/ready"):
         time.sleep(0.005)
@@ -25,7 +27,9 @@ for fd in (0, 1, 2):
     os.dup2(os.open("/dev/null", os.O_RDWR), fd)
 kept = []
 for family, address in (
-    (socket.AF_UNIX, "\\0left"), (socket.AF_UNIX, "/tmp/left.sock"), (socket.AF_INET, ("127.0.0.1", 7777)),
+    (socket.AF_UNIX, "\\0left"),
+    (socket.AF_UNIX, "/tmp/left.sock"),
+    (socket.AF_INET, ("127.0.0.1", 7777)),
 ):
     s = socket.socket(family)
     s.bind(address)
@@ -46,8 +50,11 @@ os.mkfifo("/tmp/left.fifo")
 open("/tmp/ready", "w")
 time.sleep(1000)
 """
+)
 
-LOOK = _SHARED + """
+LOOK = (
+    _SHARED
+    + """
 found = set()
 def look(word, there):
     try:
@@ -79,6 +86,7 @@ for place in ("/tmp", "/var/tmp", "/dev/shm", "/run", "/call"):
 look("processes", lambda: len([n for n in os.listdir("/proc") if n.isdigit()]) > 2)
 print(" ".join(sorted(found)))
 """
+)
 
 ALL = (
     "abstract abstract-table socket-file tcp udp shm sem msg mqueue /tmp /var/tmp /dev/shm /run /call "
