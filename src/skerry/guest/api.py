@@ -71,6 +71,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: bool = False
     oom: bool = False
     reset: bool = False  # of a session: its shell was lost
+    pid: int | None = None  # inside, if it began; also with an error_step, of a call that was lost
     start_ns: int = 0
     end_ns: int = 0
     cpu_us: int = 0

@@ -249,7 +249,7 @@ class RunningOperation:
         if self._sink is None:
             self._send_late(guest.Ack())
         else:
-            self._outcome = outcome_of_done(done)
+            self._outcome = outcome_of_done(done, self._pid)
         self._finish()
 
     def take_credit(self, offset: int) -> None:

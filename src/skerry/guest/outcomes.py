@@ -21,7 +21,13 @@ _EEXIST, _EAGAIN, _ENOENT, _EPROTO = 17, 11, 2, 71
 
 
 def outcome_of(
-    end: End, stdout_total: int, stderr_total: int, *, reset: bool = False, dropped: int = 0
+    end: End,
+    stdout_total: int,
+    stderr_total: int,
+    *,
+    reset: bool = False,
+    dropped: int = 0,
+    pid: int | None = None,
 ) -> Outcome:
     """Returns what an end that the agent told means."""
     return Outcome(
@@ -34,6 +40,7 @@ def outcome_of(
         cancelled=end.cancelled,
         oom=end.oom,
         reset=reset,
+        pid=pid,
         start_ns=end.start_ns,
         end_ns=end.end_ns,
         cpu_us=end.cpu_us,
@@ -43,9 +50,9 @@ def outcome_of(
     )
 
 
-def outcome_of_done(done: guest.Done) -> Outcome:
-    """Returns what a DONE means."""
-    outcome = outcome_of(done, done.stdout_total, done.stderr_total)
+def outcome_of_done(done: guest.Done, pid: int | None) -> Outcome:
+    """Returns what a DONE means; `pid` as it, or STARTED before it, told."""
+    outcome = outcome_of(done, done.stdout_total, done.stderr_total, pid=pid)
     if done.cpu_limit is None and done.disk_used is None and done.result_total is None:
         return outcome
     return msgspec.structs.replace(

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from skerry.testing.fake_cells import FakeCells
+from skerry.testing.fake_cells import CALL, FakeCells
 from skerry.testing.fake_commands import Clock
 from skerry.testing.fake_files import FakeFiles
 from skerry.testing.fake_operation import CHUNK, WINDOW, FakeOperation, number
@@ -127,6 +127,9 @@ class FakeAgent:
         operation = FakeOperation(self, handle, fields)
         if operation.cell is not None and operation.cell not in self.cells.files:
             self.fail(handle << 2, errno.EAGAIN, "cell")
+            return
+        if operation.kind == CALL and self.cells.zygote is None:
+            self.fail(handle << 2, errno.EAGAIN, "zygote")
             return
         self.operations[handle] = operation
         operation.task = asyncio.ensure_future(operation.run())

@@ -222,6 +222,8 @@ class FakeOperation:
             (Tag.STDOUT_TOTAL, self.output[2].total),
             (Tag.STDERR_TOTAL, self.output[3].total),
         ]
+        if self.lost_step is not None:
+            pairs.append((Tag.PID, 1000 + self.handle))
         if self.cpu_limit:
             pairs.append((Tag.CPU_LIMIT, 1))
         if self.cell is not None:

@@ -47,6 +47,7 @@ PTY_MAX: Final = 65_535
 ERRNO_MAX: Final = 4095
 STEP_BYTES_MAX: Final = 256
 CALL_KIND: Final = 3  # of a START that the zygote serves
+ZYGOTE_STEP: Final = "zygote"  # ERROR_STEP of a call whose zygote ended, if PID is there under it
 
 
 class Hello(Message, frozen=True):
@@ -324,9 +325,9 @@ class Done(End, frozen=True, kw_only=True):
     result_total: int | None = None  # bytes that came out of descriptor 4; None: as 0
 
     def check(self) -> None:
-        """Raises ProtocolError also if it both ran and did not."""
+        """Raises ProtocolError also if it both ran and did not; a call may be lost with its zygote."""
         super().check()
-        if self.pid is not None and self.error_step is not None:
+        if self.pid is not None and self.error_step not in (None, ZYGOTE_STEP):
             raise ProtocolError("DONE with both PID and ERROR_STEP")
 
 

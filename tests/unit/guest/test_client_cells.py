@@ -213,6 +213,16 @@ async def test_call_in_a_cell_says_its_limits_and_brings_its_result(pair):
     assert (outcome.result_total, outcome.disk_used, outcome.cpu_limit) == (2, 8192, True)
 
 
+@pytest.mark.parametrize("pid", [None, 42])
+async def test_call_whose_zygote_ended_says_whether_it_had_begun(pair, pid):
+    client, agent = pair
+    running = client.start(operation(kind=Kind.CALL, argv=(), cell=0), ListSink())
+    agent.done(1, exit_code=None, error_step="zygote", errno=3, pid=pid)
+    outcome = await running.wait()
+    assert (outcome.error_step, outcome.pid) == ("zygote", pid)
+    assert not client.lost.done()
+
+
 async def test_plain_operation_says_nothing_of_cells(connect):
     client, agent = await connect()  # an agent of before
     client.start(operation(), ListSink())
