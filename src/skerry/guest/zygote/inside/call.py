@@ -13,6 +13,7 @@ from __future__ import annotations
 import _io
 import atexit
 import builtins
+import errno
 import gc
 import io
 import json
@@ -190,9 +191,9 @@ class Call:
         self.extension = extension
         self.threads = threads
         self.pid = os.getpid()
-        os.lseek(3, 0, os.SEEK_SET)  # whoever wrote it
-        with io.open(3, "rb") as file:
-            self.request = json.loads(file.read())
+        # Not by a file object: code that has not run yet in this process is dear at first.
+        self.request = json.loads(os.pread(3, os.fstat(3).st_size, 0))
+        os.close(3)
         self.answer = answer_place()
         self.path = "<call>"
         self.entry = self.request["entry"]
@@ -231,11 +232,14 @@ class Call:
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
-                with io.open(file, "w", encoding="utf-8", newline="") as out:
-                    out.write(code)
+                text = code.encode()
+                if os.write(file, text) != len(text):
+                    raise OSError(errno.ENOSPC, path)
             except (OSError, UnicodeError):
                 os.unlink(path)
                 raise
+            finally:
+                os.close(file)
             self.path = self.main.__file__ = path
         except (OSError, UnicodeError):
             pass  # a file of the caller's has that name, or the disk is full: then without
