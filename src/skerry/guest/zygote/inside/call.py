@@ -13,7 +13,6 @@ from __future__ import annotations
 import _io
 import atexit
 import builtins
-import errno
 import gc
 import io
 import json
@@ -229,20 +228,20 @@ class Call:
         """Puts the code where tracebacks, inspect and child processes look for it, if possible."""
         code = self.request["code"]
         path = os.path.join(place, "main.py")
+        whole = False
         try:
+            text = code.encode()
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
-                text = code.encode()
-                if os.write(file, text) != len(text):
-                    raise OSError(errno.ENOSPC, path)
-            except (OSError, UnicodeError):
-                os.unlink(path)
-                raise
+                whole = os.write(file, text) == len(text)
             finally:
                 os.close(file)
-            self.path = self.main.__file__ = path
+                if not whole:
+                    os.unlink(path)
         except (OSError, UnicodeError):
             pass  # a file of the caller's has that name, or the disk is full: then without
+        if whole:
+            self.path = self.main.__file__ = path
         lines = code.splitlines(True)
         linecache.cache[self.path] = (len(code), None, lines, self.path)
 
