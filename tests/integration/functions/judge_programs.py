@@ -1,7 +1,8 @@
 """Public programs with known answers, and what is made of them that has another outcome.
 
-C: tests of the Tiny C Compiler, from Debian's source package, pinned by hash, which come with their
-outputs; `c_programs.txt` names those that gcc compiles.
+Python: MicroPython's tests of the language, from Debian's source package. Their rule is that a program
+prints what CPython prints; `python_answers.txt` has digests of that. C: tests of the Tiny C Compiler,
+which come with their outputs; `c_programs.txt` names those that gcc compiles. Both are pinned by hash.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from skerry.spec.limits import MIB
 
 HERE = Path(__file__).parent
 FETCH = HERE.parents[2] / "scripts" / "source-package.sh"
+PYTHON_SOURCE = (
+    "micropython", "trixie", "micropython_1.25.0+ds.orig.tar.xz",
+    "7b25be99a502f070b2de81dafc08da7051d992325d6e67daa9045a918fffdbea",
+)  # fmt: skip
 C_SOURCE = (
     "tcc", "bookworm", "tcc_0.9.27+git20200814.62c30a4a.orig.tar.bz2",
     "d63c113bcdd657f51c8ee197a0b0a24203603313e19a52b5f678d40ab7f5df35",
@@ -30,7 +35,6 @@ QUICK = CallLimits(
     wall_s=20, cpu_s=0.5, memory_bytes=64 * MIB, output_bytes=MIB // 4, processes=64,
     disk_bytes=8 * MIB,
 )  # fmt: skip
-SHORT = CallLimits(wall_s=0.5, memory_bytes=64 * MIB, processes=64)
 
 
 class Program(NamedTuple):
@@ -45,7 +49,7 @@ class Program(NamedTuple):
 
 
 def digest(output: bytes) -> str:
-    """Returns what is compared of an output."""
+    """Returns what `python_answers.txt` has of an output."""
     return hashlib.sha256(output).hexdigest()[:16]
 
 
@@ -68,6 +72,16 @@ def texts(which: tuple[str, ...], below: str) -> dict[str, bytes]:
     return found
 
 
+def python_programs() -> list[Program]:
+    """Returns those whose answers are known, as they are."""
+    files = texts(PYTHON_SOURCE, "tests")
+    lines = (HERE / "python_answers.txt").read_text().splitlines()
+    return [
+        Program(name, files[name.removeprefix("tests/")].decode(), known)
+        for known, name in map(str.split, lines)
+    ]
+
+
 def c_programs() -> list[Program]:
     """Returns those whose answers are known, as they are."""
     files = texts(C_SOURCE, "tests/tests2")
@@ -78,6 +92,35 @@ def c_programs() -> list[Program]:
     ]
 
 
+# What is added to a Python program: before it, after it, and its verdict then.
+PYTHON_WRONG = (
+    ("", "\nprint('?')\n"),  # it says more
+    ("raise SystemExit\n", ""),  # it says nothing
+    ("print(end='\\x00')\n", ""),
+    ("", "\nopen(1, 'w', closefd=False).write('\\n')\n"),  # one line more
+)
+PYTHON_ENDS = (
+    ("while True: pass", "over cpu"),
+    ("import threading\nfor n in range(4): threading.Thread(target=exec, args=['while 1: 0']).start()",
+     "over cpu"),
+    ("import time; time.sleep(99)", "over wall"),
+    ("import signal\nsignal.pthread_sigmask(0, range(1, 65))\nsignal.pause()", "over wall"),
+    ("x = []\nwhile True: x.append(bytearray(1 << 20))", "over memory"),
+    ("import mmap\nm = mmap.mmap(-1, 1 << 28)\nfor n in range(0, 1 << 28, 4096): m[n] = 1",
+     "over memory"),
+    ("while True: print('x' * 4096)", "over output"),
+    ("import os\nwhile True: os.write(2, b'x' * 4096)", "over output"),
+    ("import os\nwhile True: os.fork()", "over processes"),
+    ("with open('/tmp/big', 'wb') as f:\n  while True: f.write(bytes(1 << 16))", "over disk"),
+    ("import os; os.abort()", "crashed"),
+    ("import ctypes; ctypes.string_at(0)", "crashed"),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed"),
+    ("raise SystemExit(7)", "failed"),
+    ("import os; os._exit(1)", "failed"),
+    ("raise ValueError('judge')", "failed"),
+    ("import sys; sys.exit('no')", "failed"),
+    (")", "failed"),
+)  # fmt: skip
 # A second source of a C program, whose code runs when that has ended, and the verdict then.
 C_WRONG = "extern int puts(const char *);\n"
 C_AT_END = "__attribute__((destructor)) static void at_end(void)"
@@ -99,16 +142,28 @@ C_ENDS = (
 )  # fmt: skip
 
 
-def c_variants(right: list[Program]) -> Iterator[Program]:
+def variants(right: list[Program], *, c: bool) -> Iterator[Program]:
     """Yields of each program one with a wrong answer, and of some one that ends in another way."""
     for number, program in enumerate(right):
-        beside = f'{C_WRONG}{C_AT_END} {{ puts("{"?" * (1 + number % 3)}"); }}'
-        yield program._replace(verdict="wrong answer", beside=beside)
-    for number, (text, verdict) in enumerate(C_ENDS):
+        if c:
+            says = "?" * (1 + number % 3)
+            beside = f'{C_WRONG}{C_AT_END} {{ puts("{says}"); }}'
+            yield program._replace(verdict="wrong answer", beside=beside)
+        else:
+            before, after = PYTHON_WRONG[number % len(PYTHON_WRONG)]
+            code = before + program.code + after
+            yield program._replace(verdict="wrong answer", code=code)
+    for number, (text, verdict) in enumerate(C_ENDS if c else PYTHON_ENDS):
         # Each in more than one program: what they leave behind differs.
         for program in right[number :: len(right) // 4]:
-            limits = SHORT if verdict == "over wall" else QUICK
-            yield program._replace(verdict=verdict, limits=limits, beside=text)
+            limits = QUICK
+            if verdict == "over wall":
+                limits = CallLimits(wall_s=0.5, memory_bytes=64 * MIB, processes=64)
+            changed = program._replace(verdict=verdict, limits=limits)
+            if c:
+                yield changed._replace(beside=text)
+            else:
+                yield changed._replace(code=f"{program.code}\n{text}\n")
 
 
 def judge(result, program: Program) -> str:

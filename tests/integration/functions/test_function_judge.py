@@ -8,10 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from judge_programs import Program, c_programs, c_variants, digest, judge
+from judge_programs import Program, c_programs, digest, judge, python_programs, variants
 
 from live_node import LiveNode
-from skerry.spec.function import CallSpec, CompileRunCall, Environment, Language
+from skerry.spec.function import CallSpec, CompileRunCall, Environment, Language, PythonCall
 from skerry.testing.rootfs import container_reason
 
 STORE = Path(os.environ.get("SKERRY_CACHE", "/var/cache/skerry"), "function-judge", "store")
@@ -22,9 +22,9 @@ AT_ONCE = 16
 
 @pytest.fixture(scope="module")
 def programs():
-    """Those that are right; they are fetched once a machine."""
+    """Both lists; they are fetched once a machine."""
     try:
-        return c_programs()
+        return python_programs(), c_programs()
     except RuntimeError as reason:
         pytest.skip(f"the packages with the programs cannot be had: {reason}")
 
@@ -51,20 +51,23 @@ def judging_by(client):
     """Returns what `judging` yields."""
     environment = Environment(image=IMAGE)
 
-    def call(program: Program) -> CallSpec:
-        sources = {f"{program.name}.c": program.code}
-        if program.beside:
-            sources["beside.c"] = program.beside
-        flags = ("-std=gnu11", "-w", "-lm", "-lpthread")
-        kind = CompileRunCall(language=Language.C, sources=sources, flags=flags)
+    def call(program: Program, *, c: bool) -> CallSpec:
+        if not c:
+            kind = PythonCall(code=program.code, entry=None)
+        else:
+            sources = {f"{program.name}.c": program.code}
+            if program.beside:
+                sources["beside.c"] = program.beside
+            flags = ("-std=gnu11", "-w", "-lm", "-lpthread")
+            kind = CompileRunCall(language=Language.C, sources=sources, flags=flags)
         return CallSpec(kind=kind, environment=environment, limits=program.limits, wait_s=120)
 
-    async def all_of(programs: list[Program]):
+    async def all_of(programs: list[Program], *, c: bool):
         places = asyncio.Semaphore(AT_ONCE)
 
         async def one(program: Program):
             async with places:
-                result = await client.functions.call(call(program))
+                result = await client.functions.call(call(program, c=c))
                 return program, judge(result, program), result
 
         return await asyncio.gather(*map(one, programs))
@@ -84,16 +87,35 @@ def misjudged(seen) -> str:
     )
 
 
+async def test_python_programs_are_judged_right(judging, programs) -> None:
+    right, _ = programs
+    assert len(right) >= 500
+    seen = await judging(right, c=False)
+    assert not misjudged(seen)
+
+
+async def test_python_programs_that_are_wrong_or_worse_are_judged_so(judging, programs) -> None:
+    right, _ = programs
+    seen = await judging(list(variants(right, c=False)), c=False)
+    assert not misjudged(seen)
+    verdicts = Counter(verdict for _, verdict, _ in seen)
+    assert verdicts["wrong answer"] == len(right)
+    assert all(verdicts[f"over {what}"] >= 4 for what in ("cpu", "wall", "memory", "output"))
+    assert all(verdicts[what] >= 4 for what in ("over processes", "over disk", "crashed", "failed"))
+
+
 async def test_c_programs_are_compiled_and_judged_right(judging, programs) -> None:
-    assert len(programs) >= 80
-    assert not misjudged(await judging(programs))
+    _, right = programs
+    assert len(right) >= 80
+    assert not misjudged(await judging(right, c=True))
 
 
 async def test_c_programs_that_are_wrong_or_worse_are_judged_so(judging, programs) -> None:
-    seen = await judging(list(c_variants(programs)))
+    _, right = programs
+    seen = await judging(list(variants(right, c=True)), c=True)
     assert not misjudged(seen)
     verdicts = Counter(verdict for _, verdict, _ in seen)
-    assert verdicts["wrong answer"] == len(programs)
+    assert verdicts["wrong answer"] == len(right)
     assert all(
         verdicts[what] >= 4 for what in ("not compiled", "crashed", "over cpu", "over memory")
     )
