@@ -167,11 +167,13 @@ class AsyncFunctions:
         maximum: int | None = None,
         keep: float = 600.0,
         isolation: str = "process",
+        device: str | None = None,
     ) -> PoolInfo:
         """Returns the pool of an environment once it has `minimum` containers ready.
 
-        They are kept for `keep` seconds, whatever the demand is; `maximum` is the most that there will
-        be. Raises Overloaded where there is no room for them, and why a container cannot be made.
+        With a device's name: on each device of that name, and the pool of the first. They are kept for
+        `keep` seconds, whatever the demand is; `maximum` is the most that there will be. Raises
+        Overloaded where there is no room for them, and why a container cannot be made.
         """
         given = {"image": image, "layers": layers, "modules": modules, "python": python}
         if isolation not in Isolation.__members__.values():
@@ -179,6 +181,7 @@ class AsyncFunctions:
         body = Prewarm(
             environment=environment_of(given),
             isolation=Isolation(isolation),
+            device=device,
             minimum=minimum,
             maximum=maximum,
             keep_s=keep,

@@ -1838,11 +1838,13 @@ class Functions:
         maximum: int | None = None,
         keep: float = 600.0,
         isolation: str = "process",
+        device: str | None = None,
     ) -> PoolInfo:
         """Returns the pool of an environment once it has `minimum` containers ready.
 
-        They are kept for `keep` seconds, whatever the demand is; `maximum` is the most that there will
-        be. Raises Overloaded where there is no room for them, and why a container cannot be made.
+        With a device's name: on each device of that name, and the pool of the first. They are kept for
+        `keep` seconds, whatever the demand is; `maximum` is the most that there will be. Raises
+        Overloaded where there is no room for them, and why a container cannot be made.
         """
         return self._portal.call(
             self._inner.prewarm(
@@ -1854,6 +1856,7 @@ class Functions:
                 maximum=maximum,
                 keep=keep,
                 isolation=isolation,
+                device=device,
             )
         )
 

@@ -8,7 +8,7 @@ import msgspec
 
 from skerry.errors import InvalidRequest
 from skerry.spec import limits
-from skerry.spec.device import DeviceUse
+from skerry.spec.device import DeviceClaim, DeviceUse
 from skerry.spec.function import POOL_MAX, Environment, Isolation
 from skerry.spec.function_limits import Limit
 
@@ -161,6 +161,7 @@ class Prewarm(
 
     environment: Environment = Environment()
     isolation: Isolation = Isolation.PROCESS
+    device: str | None = None  # on each device of that name; None: for calls without one
     minimum: int = 1  # containers
     maximum: int | None = None
     keep_s: float = 600.0  # how long the minimum holds
@@ -168,6 +169,8 @@ class Prewarm(
     def check(self) -> Prewarm:
         """Returns itself if every value is in bounds; raises InvalidRequest naming one that is not."""
         self.environment.check()
+        if self.device is not None:
+            DeviceClaim(name=self.device).check()
         if not 0 <= self.minimum <= POOL_MAX:
             raise InvalidRequest(f"minimum must be between 0 and {POOL_MAX}, not {self.minimum}")
         if self.maximum is not None and not max(1, self.minimum) <= self.maximum <= POOL_MAX:

@@ -19,7 +19,8 @@ from skerry.backends.devices.listed import DevicesConfig, ListedDevice
 from skerry.errors import InvalidRequest, OutcomeUnknown, Overloaded, Unavailable
 from skerry.node.functions.devices import Desk
 from skerry.spec.device import DeviceClaim, DeviceMode, DeviceNode
-from skerry.spec.function import CallSpec, CompileRunCall, Isolation, Language
+from skerry.spec.function import CallSpec, CompileRunCall, Environment, Isolation, Language
+from skerry.spec.function_result import Prewarm
 from skerry.testing import fake_commands
 from skerry.testing.fake import FakeBackend
 from skerry.testing.fake_commands import Call, Ended
@@ -346,6 +347,21 @@ async def test_device_that_the_node_has_not_is_refused_before_anything_is_compil
     with pytest.raises(InvalidRequest, match="no h100; it has: gpu"):
         await there.call(compile_run(device=DeviceClaim(name="h100")))
     assert (tools.compiled, there.instances) == (0, [])
+
+
+async def test_containers_of_all_devices_are_ready_before_anyone_calls(two: FunctionWorld) -> None:
+    body = Prewarm(environment=Environment(modules=("json",)), device="gpu").check()
+    info = await two.node.calls.prewarm(body)
+    assert (info.device, info.containers) == ("card0", 1)
+    nodes = sorted(node.name for one in two.instances for node in one.request.devices)
+    assert nodes == ["fakegpu0", "fakegpu1"]
+    assert desk(two).ledger.granted == 0  # none is held for that
+    result = await two.call("return 1", environment=body.environment, device=GPU)
+    assert len(two.instances) == 2
+    assert result.device is not None
+    with pytest.raises(InvalidRequest, match="no tpu"):
+        await two.node.calls.prewarm(Prewarm(device="tpu"))
+    await freed(two)
 
 
 async def test_readings_count_devices_and_what_waits_for_one(there: FunctionWorld) -> None:

@@ -38,6 +38,7 @@ def test_output_is_text_and_says_whether_it_is_whole() -> None:
         Prewarm(minimum=0, maximum=0),
         Prewarm(keep_s=0),
         Prewarm(environment=Environment(image="!")),
+        Prewarm(device="/dev/nvidia0"),
     ],
 )
 def test_prewarming_is_bounded(body: Prewarm) -> None:

@@ -51,6 +51,3 @@ class Places(Protocol):
 
         What never started is done in another cell. `emptied` is told of each that was used.
         """
-
-    async def until_ready(self, pool: FunctionPool, *, zygote: bool, within_s: float) -> None:
-        """Returns once a container of it takes calls, Python ones if asked for; raises why none does."""

@@ -21,6 +21,7 @@ from skerry.node.functions.cellrun import CellRun
 from skerry.node.functions.devices import Desk, Loan
 from skerry.node.functions.line import Kind
 from skerry.node.functions.pools import Pools
+from skerry.node.functions.warming import Warming
 from skerry.node.tasks import Tasks
 from skerry.spec.device import Device, DeviceClaim
 from skerry.spec.function import CompileRunCall
@@ -50,6 +51,7 @@ class DeviceCalls:
         artifacts: Artifacts,
         *,
         places: Places,
+        warming: Warming,
         pools: Pools,
         tasks: Tasks,
         now: Callable[[], float],
@@ -58,6 +60,7 @@ class DeviceCalls:
         self.desk = desk
         self.artifacts = artifacts
         self._places = places
+        self._warming = warming
         self._pools = pools
         self._tasks = tasks
         self._now = now
@@ -79,6 +82,13 @@ class DeviceCalls:
             return await self._with_device(asked, work, claim)
         finally:
             compiled.artifact.close()
+
+    def ids(self, name: str | None) -> list[str | None]:
+        """Returns the devices of a name; of none, none of them. Raises as the desk's `check` does."""
+        if name is None:
+            return [None]
+        self.desk.check(DeviceClaim(name=name).check())
+        return [device.id for device in self.desk.ledger.named(name)]
 
     def gauges(self) -> dict[str, float]:
         """Returns counts for whoever exports them."""
@@ -160,7 +170,7 @@ class DeviceCalls:
         if not any(self._ready(asked, device) for device in devices):
             first = min(devices, key=lambda one: ledger.shares_of(one.id))
             pool = self._pools.of(spec.environment, spec.isolation, first.id)
-            await self._places.until_ready(
+            await self._warming.until_ready(
                 pool, zygote=asked.kind.zygote, within_s=self._left(asked)
             )
 

@@ -18,8 +18,7 @@ import msgspec
 
 from skerry.backends.function.member import Stage
 from skerry.backends.function.pool import Place
-from skerry.errors import CallerError, OutcomeUnknown, Overloaded, SandboxError, SkerryError
-from skerry.guest.channel import same_error
+from skerry.errors import OutcomeUnknown, Overloaded, SkerryError
 from skerry.node.admission.holders import Holder
 from skerry.node.admission.refusals import draining, ending
 from skerry.node.clock import sleep
@@ -31,11 +30,11 @@ from skerry.node.functions.calls import execute
 from skerry.node.functions.cellrun import CellRun
 from skerry.node.functions.device_calls import DeviceCalls
 from skerry.node.functions.devices import Desk
-from skerry.node.functions.functionpool import FunctionPool
 from skerry.node.functions.line import CallLine, Kind, Waiting
 from skerry.node.functions.outcome import Lost, NotStarted, never
 from skerry.node.functions.pools import Pools
 from skerry.node.functions.turns import Turns
+from skerry.node.functions.warming import Warming
 from skerry.node.gauges.metrics import COMMAND_BOUNDS_S, Histogram
 from skerry.node.parts import Parts
 from skerry.spec.device import Device
@@ -67,6 +66,7 @@ class Functions:
             self.line, self._now, running_max=config.running_max, memory_max=config.memory_max
         )
         self._pools = Pools(parts, self.turns, config, {one.id: one.nodes for one in devices})
+        self.warming = Warming(self._pools, config, self._now, self._check_open)
         self.devices = DeviceCalls(
             Desk(
                 devices,
@@ -76,6 +76,7 @@ class Functions:
             ),
             Artifacts(parts.config.state_dir, bytes_max=parts.config.devices.artifacts_bytes_max),
             places=self,
+            warming=self.warming,
             pools=self._pools,
             tasks=parts.tasks,
             now=self._now,
@@ -112,59 +113,18 @@ class Functions:
         return result
 
     async def prewarm(self, body: Prewarm) -> PoolInfo:
-        """Returns the pool once it has as many containers as asked for; raises why it has not."""
-        self._check_open()
-        pool = self._pools.of(body.environment, body.isolation)
-        policy, now = pool.policy, self._now()
-        policy.warm(body.minimum, now, keep_s=body.keep_s, most=body.maximum)
-        # Without modules nobody has said that the image has Python.
-        self._pools.want_zygotes(pool, needed=bool(body.environment.modules))
-        await self._pools.fresh(pool)
-        failed = pool.failed
-        wanted = min(body.minimum, policy.marks.containers_max, self._config.containers_max)
-        try:
-            await self._until_ready(pool, wanted, self._config.start_within_s)
-        except SkerryError:
-            if pool.failed > failed:
-                policy.warm(0, self._now(), keep_s=1.0)
-            raise
-        return self._pools.info(pool)
+        """Returns the pool once it has as many containers as asked for; raises why it has not.
 
-    async def until_ready(self, pool: FunctionPool, *, zygote: bool, within_s: float) -> None:
-        """Returns once a container takes calls, Python ones if asked for; raises why none does."""
+        With a device, the pools of all devices of that name; the first one is returned.
+        """
         self._check_open()
-        if zygote:
-            self._pools.want_zygotes(pool, needed=True)
-        self._raise_known(pool)
-        pool.policy.demand.note(self._now(), 1)
-        try:
-            await self._until_ready(pool, 1, min(within_s, self._config.start_within_s))
-        finally:
-            pool.policy.demand.note(self._now(), -1)
-
-    async def _until_ready(self, pool: FunctionPool, wanted: int, within_s: float) -> None:
-        until, failed = self._now() + within_s, pool.failed
-        while True:
-            pool.moved.clear()
-            ready = pool.ready()
-            if ready >= wanted:
-                return
-            if pool.failed > failed and pool.error is not None:
-                raise same_error(pool.error)
-            self._check_open()
-            self._pools.wake()
-            left = until - self._now()
-            if left <= 0:
-                raise Overloaded(
-                    f"function containers: {ready} of {wanted} are ready after {within_s:g} s",
-                    limit="function containers",
-                    used=ready,
-                    maximum=self._config.containers_max,
-                    retry_after_s=5.0,
-                )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await pool.moved.wait()
+        found = []
+        for device in self.devices.ids(body.device):
+            # One after the other: a pool that nobody wants yet is forgotten.
+            pool = self._pools.of(body.environment, body.isolation, device)
+            await self.warming.prewarm(pool, body)
+            found.append(self._pools.info(pool))
+        return found[0]
 
     def pools(self) -> tuple[PoolInfo, ...]:
         """Returns the pools, the one used last first."""
@@ -285,7 +245,7 @@ class Functions:
         """Returns a place when its turn has come; Overloaded once its time is over."""
         self._check_open()
         pool, spec = asked.pool, asked.spec
-        self._raise_known(pool)
+        self.warming.raise_known(pool)
         if asked.kind.zygote:
             self._pools.want_zygotes(pool, needed=True)
         wait = Waiting(asked.kind, asked.holder, size=asked.size, memory_bytes=asked.memory)
@@ -302,12 +262,6 @@ class Functions:
             timer.cancel()
         self.queued_s.add(self._now() - asked.since)
         return place
-
-    def _raise_known(self, pool: FunctionPool) -> None:
-        """Raises why there can be no container, if that was found out a moment ago."""
-        known = pool.policy.barred(self._now()) and not pool.policy.living
-        if known and isinstance(pool.error, CallerError | SandboxError):
-            raise same_error(pool.error)
 
     def _late(self, asked: Asked, wait: Waiting) -> Overloaded:
         error = self.line.late(wait, asked.spec.wait_s)
