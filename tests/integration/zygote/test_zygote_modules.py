@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -156,6 +157,53 @@ def test_extension_asks_for_no_library_and_only_for_the_stable_interface() -> No
     wanted = [name for kind, name in rows if kind == "U"]
     assert wanted
     subprocess.run([pythons()[oldest], "-c", code, *wanted], check=True)
+
+
+# A program with the functions that an interpreter has, which do nothing.
+MUSL = """
+#include <dlfcn.h>
+#include <stdio.h>
+#define F(name) void *name(void) { return 0; }
+%s
+void *PyExc_OSError, *PyExc_ValueError, *_Py_NoneStruct[2];
+static const struct { void *object[2], *init; long index; void *copy; const char *name; } *made;
+void *PyModule_Create2(void *definition, int version)
+{
+    made = definition;
+    return version == 3 ? definition : 0;
+}
+int main(int count, char **words) {
+    void *library = dlopen(words[1], RTLD_NOW);
+    void *(*init)(void) = library ? (void *(*)(void))dlsym(library, "PyInit_skerry_zygote") : 0;
+    if (!init || !init()) { puts(dlerror()); return 1; }
+    puts(made->name);
+    return count - 2;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="needs musl-gcc")
+def test_extension_loads_beside_musl(tmp_path: Path) -> None:
+    build("build/release/skerry-zygote.so")
+    names = subprocess.run(
+        ["nm", "-D", "--undefined-only", LIBRARY], capture_output=True, text=True, check=True
+    ).stdout
+    functions = [
+        name
+        for kind, name in (line.split() for line in names.splitlines())
+        if kind == "U" and not name.startswith(("PyExc", "_Py", "PyModule"))
+    ]
+    source, program = tmp_path / "host.c", tmp_path / "host"
+    source.write_text(MUSL % "\n".join(f"F({name})" for name in functions))
+    subprocess.run(["musl-gcc", "-rdynamic", "-o", program, source], check=True)
+    assert (
+        "ld-musl"
+        in subprocess.run(
+            ["readelf", "-l", program], capture_output=True, text=True, check=True
+        ).stdout
+    )  # not the other library
+    done = subprocess.run([program, LIBRARY], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("skerry_zygote\n", 0)
 
 
 def test_interpreter_that_cannot_load_it_says_so(warden: Warden, path: str, newest: str) -> None:
