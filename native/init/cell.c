@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MAKE_MS = 10000, MAKE = 1, DROP = 2, PAGE_LARGEST = 1 << 16, DISK_MIN = 1 << 16, INODES_MIN = 16 };
+enum { MAKE = 1, DROP = 2, PAGE_LARGEST = 1 << 16, DISK_MIN = 1 << 16, INODES_MIN = 16 };
 
 static struct cell cells[CELLS_MAX] OWN;
 
@@ -122,7 +122,7 @@ static void make(struct cell *c)
 	c->again = false;
 	c->fail_step = NULL;
 	c->state = CELL_MAKING;
-	c->make_by = now_ms() + MAKE_MS;
+	c->make_by = now_ms() + config.exec_deadline_ms;
 	if (error) {
 		failed(c, "fork", -error);
 		c->state = CELL_ENDING;

@@ -76,9 +76,28 @@ static _Noreturn void fail(int error)
 	_exit(1);
 }
 
+/* In test builds: whether the step is to fail, or to be the last. */
+static bool told_to(const char *what, uint32_t at)
+{
+#ifdef SKERRY_WEAK
+	char word[TEXT];
+
+	snprintf(word, sizeof(word), "%s-%s", what, cell_steps[at]);
+	return weak(word);
+#else
+	(void)what;
+	(void)at;
+	return false;
+#endif
+}
+
 static void step(uint32_t at, int error)
 {
 	my.report.step = at;
+	while (told_to("hang", at))
+		pause();
+	if (told_to("fail", at))
+		error = -EIO;
 	if (error < 0)
 		fail(error);
 }
@@ -126,8 +145,10 @@ static int disk_make(uint64_t size, uint64_t inodes)
 
 	snprintf(size_text, sizeof(size_text), "%llu", (unsigned long long)size);
 	snprintf(inodes_text, sizeof(inodes_text), "%llu", (unsigned long long)inodes);
+	my.report.step = IN_TMPFS;
 	disk = new_mount("tmpfs", MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, options);
-	step(IN_TMPFS, disk);
+	if (disk < 0)
+		return disk;
 	my.report.step = IN_PLACES;
 	for (size_t i = 0; i < COUNT(places); i++)
 		if (mkdirat(disk, places[i].name, places[i].mode))

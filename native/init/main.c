@@ -182,6 +182,7 @@ static int agent_main(void)
 	prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 	umask(022);
 	low_settle();
+	ring_alone = config.function;
 	fork_less();
 	creds_prepare();
 	nofile_raise();

@@ -5,6 +5,8 @@
 
 #include "frames.h"
 
+bool ring_alone;
+
 size_t ring_room(const struct ring *r)
 {
 	return STREAM_WINDOW - (size_t)(r->end - r->base);
@@ -20,6 +22,8 @@ bool ring_reserve(struct ring *r)
 	p = mmap(NULL, STREAM_WINDOW, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (p == MAP_FAILED)
 		return false;
+	if (ring_alone)
+		madvise(p, STREAM_WINDOW, MADV_DONTFORK);
 	r->bytes = p;
 	return true;
 }

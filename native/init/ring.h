@@ -14,6 +14,9 @@ struct ring {
 	uint64_t base, end; /* offsets in the stream */
 };
 
+/* Whether what rings hold is kept from children: those that are no programs look at all that they were given. */
+extern bool ring_alone;
+
 size_t ring_room(const struct ring *r);
 /* False if there is no memory. */
 bool ring_reserve(struct ring *r);
