@@ -75,7 +75,8 @@ def environment(tool: Tool) -> Path:
         fcntl.flock(held, fcntl.LOCK_EX)
         if not (place / "complete").exists():
             shutil.rmtree(place, ignore_errors=True)
-            _install(python, place, ["-r", str(lock)])
+            # The lock is the whole of it; of `alone` it leaves out what it shall.
+            _install(python, place, ["--no-deps", "-r", str(lock)])
             (place / "complete").touch()
             _drop_older(tool, place)
     return place / "bin" / "python"
@@ -95,11 +96,9 @@ def _drop_older(tool: Tool, keep: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _install(python: str, place: Path, what: list[str]) -> None:
-    for argv in (
-        [python, "-m", "venv", str(place)],
-        [f"{place}/bin/python", "-m", "pip", "install", "-q", "--no-input", *what],
-    ):
+def _install(python: str, place: Path, *steps: list[str]) -> None:
+    pip = [f"{place}/bin/python", "-m", "pip", "install", "-q", "--no-input"]
+    for argv in ([python, "-m", "venv", str(place)], *([*pip, *what] for what in steps if what)):
         done = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
@@ -126,7 +125,8 @@ def lock(tool: Tool) -> None:
     place = CACHE / f"locking-{tool.name}"
     shutil.rmtree(place, ignore_errors=True)
     try:
-        _install(interpreter(tool.python), place, wanted(tool))
+        alone = ["--no-deps", *tool.alone] if tool.alone else []
+        _install(interpreter(tool.python), place, wanted(tool), alone)
         frozen = subprocess.run(
             [f"{place}/bin/python", "-m", "pip", "freeze"],
             capture_output=True,

@@ -38,6 +38,8 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     python: str = ""  # for instance "3.12 3.13", the first there is; "" is what Skerry runs with
     # Distributions that only the tests need, beside what the extra asks for.
     requires: list[str] = []
+    # The same, installed without what they ask for: a client within a package that brings gigabytes.
+    alone: list[str] = []
     explained: list[Explained] = []
     name: str = ""  # of its folder
 

@@ -8,15 +8,12 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import sys
-from collections.abc import Iterator
 from typing import Any
-
-import uvicorn
 
 from skerry import aio
 from skerry.compat.options import CREATION, asked
+from skerry.compat.serving import serve
 from skerry.compat.swerex.app import build_app
 from skerry.compat.swerex.runtime import Runtime
 from skerry.errors import SkerryError
@@ -64,43 +61,18 @@ def _option(text: str) -> tuple[str, Any]:
         return name, value
 
 
-class _Server(uvicorn.Server):
-    """uvicorn would end the program by the signal, before the sandbox has ended."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Ends the serving, and nothing else, at an interrupt or TERM."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._leave)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    def _leave(self) -> None:
-        self.force_exit = self.should_exit  # the second time without waiting for requests
-        self.should_exit = True
-
-
 async def _serve(options: dict[str, Any], host: str, port: int, token: str) -> None:
     wanted = asked(options, harness="swe-rex", labels={})
     async with aio.Client(**wanted.connection) as client:
         runtime = Runtime(client, wanted)
-        server = _Server(
-            uvicorn.Config(build_app(runtime, token), host=host, port=port, log_level="warning")
-        )
         try:
             sandbox = await runtime.sandbox()  # so that what is wrong with it is told now
-            serving = asyncio.create_task(server.serve())
-            while not server.started and not serving.done():  # noqa: ASYNC110 - it has no event
-                await asyncio.sleep(0.01)
-            if not serving.done():
-                where = server.servers[0].sockets[0].getsockname()
-                told = {"host": f"http://{where[0]}", "port": where[1], "auth_token": token}
-                print(json.dumps(told | {"sandbox": sandbox.id}), flush=True)
-            await serving
+
+            def told(address: str, number: int) -> None:
+                where = {"host": f"http://{address}", "port": number, "auth_token": token}
+                print(json.dumps(where | {"sandbox": sandbox.id}), flush=True)
+
+            await serve(build_app(runtime, token), host, port, told)
         finally:
             await runtime.close()
 

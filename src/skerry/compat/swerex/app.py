@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from skerry.compat.serving import TooLarge, body_of, bounded
 from skerry.compat.swerex import wire
 from skerry.compat.swerex.runtime import Runtime
 from skerry.compat.swerex.wire import Thrown
@@ -32,10 +33,6 @@ TOKEN_HEADER, ONCE_HEADER = "x-api-key", "x-request-id"
 
 log = logging.getLogger("skerry.swerex")
 Work = Callable[[], Awaitable[dict[str, Any]]]
-
-
-class TooLarge(Exception):
-    """A body is longer than it may be."""
 
 
 def build_app(runtime: Runtime, token: str) -> Starlette:
@@ -90,7 +87,7 @@ class _Server:
             if answer := self._unauthorized(request):
                 return answer
             try:
-                body = await _body(request, BODY_MAX)
+                body = await body_of(request, BODY_MAX)
                 if kind is None:
                     return await self._once(request, do)
                 asked: Any = msgspec.json.decode(body, type=kind)
@@ -106,7 +103,7 @@ class _Server:
         if answer := self._unauthorized(request):
             return answer
         try:
-            _bounded(request, UPLOAD_MAX)
+            bounded(request, UPLOAD_MAX)
             async with request.form(max_files=1, max_fields=8, max_part_size=64 << 10) as form:
                 file, target = form.get("file"), form.get("target_path")
                 if not isinstance(file, UploadFile) or not isinstance(target, str) or not target:
@@ -154,26 +151,3 @@ async def _answered(work: Work) -> Response:
 def _json(body: dict[str, Any], status: int = 200) -> Response:
     # Lone surrogates of names are escaped, which JSON can say and UTF-8 cannot.
     return Response(json.dumps(body).encode(), status, media_type="application/json")
-
-
-def _bounded(request: Request, most: int) -> None:
-    """Refuses a body that is, or turns out to be, too long."""
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and len(length) < 20 and int(length) > most:
-        raise TooLarge(f"the body has more than {most} bytes")
-    receive, seen = request._receive, 0  # noqa: SLF001 - there is no other place to count
-
-    async def counted() -> Any:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > most:
-            raise TooLarge(f"the body has more than {most} bytes")
-        return message
-
-    request._receive = counted  # noqa: SLF001
-
-
-async def _body(request: Request, most: int) -> bytes:
-    _bounded(request, most)
-    return await request.body()
