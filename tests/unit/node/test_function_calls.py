@@ -50,7 +50,7 @@ async def test_python_call_returns_its_value_and_what_it_used(there: FunctionWor
     assert result.worker in there.stand.world.instances
     asked = there.python.payloads[0]
     assert (asked["entry"], asked["args"], asked["kwargs"]) == ("main", [7], {"a": 1})
-    assert asked["env"] == {"K": "V"}
+    assert asked["env"] == {"HOME": "/call", "USER": "1000", "LOGNAME": "1000", "K": "V"}
 
 
 async def test_exception_of_a_call_is_its_error_and_not_ours(there: FunctionWorld) -> None:
@@ -173,7 +173,7 @@ async def test_limits_of_a_call_are_set_before_it_starts(there: FunctionWorld) -
         for instance in there.instances
         for one in instance.cell_limits.values()
     }
-    assert opened == (64 << 20, 7)
+    assert opened == (64 << 20, 8)  # with the process that begins it
 
 
 async def test_caller_that_goes_away_ends_its_call_and_frees_its_cell(there: FunctionWorld) -> None:

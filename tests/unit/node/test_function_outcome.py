@@ -56,11 +56,19 @@ def test_program_that_is_missing_is_a_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "error"), [("zygote", Lost), ("fork", NotStarted), ("cell", NotStarted)]
+    ("how", "error"),
+    [
+        ({"error_step": "zygote", "pid": 7}, Lost),
+        ({"error_step": "zygote"}, NotStarted),
+        ({"error_step": "fork"}, NotStarted),
+        ({"error_step": "cell"}, NotStarted),
+    ],
 )
-def test_fault_of_the_platform_is_no_result(step: str, error: type[SkerryError]) -> None:
+def test_fault_of_the_platform_is_no_result(
+    how: dict[str, object], error: type[SkerryError]
+) -> None:
     with pytest.raises(error):
-        step_of(ended({"error_step": step, "errno": 12}), LIMITS, "x")
+        step_of(ended({**how, "errno": 12}), LIMITS, "x")
 
 
 def test_usage_is_what_agent_and_groups_tell() -> None:

@@ -32,6 +32,10 @@ from skerry.spec.function_result import VALUE_BYTES_MAX, CallError, CallResult, 
 from skerry.spec.values import check_json_like
 
 HOME: Final = "/call"
+PYTHON_ENV: Final = {"HOME": HOME, "USER": "1000", "LOGNAME": "1000"}  # as programs have it
+WRITTEN: Final = (
+    946_684_800  # when all files that a call brings were: archivers want a year after 1980
+)
 SCRIPT: Final = ".skerry-script"  # in /call, unless the call brings a file of that name
 
 
@@ -135,7 +139,7 @@ async def _python(
         kind.entry or None,
         kind.args,
         kind.kwargs,
-        env=spec.env,
+        env=PYTHON_ENV | spec.env,
         result_bytes=2 * VALUE_BYTES_MAX,  # above the limit it is ended by that, whatever it says
     )
     ended = await run.run(
@@ -238,6 +242,7 @@ def _tar(files: Mapping[str, InputFile]) -> bytes:
             content = file.content()
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(content), 0o755 if file.executable else 0o644
+            info.mtime = WRITTEN
             archive.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
 

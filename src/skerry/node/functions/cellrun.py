@@ -50,8 +50,10 @@ class CellRun:
         NotStarted if what earlier calls left in memory leaves no room for this one.
         """
         self.limits = limits
+        # A program is begun by one more process, which is gone before it runs.
+        pids = limits.processes + 1
         fits = self.container.instance.open_cell(
-            self.cell, CellLimits(memory_bytes=limits.memory_bytes, pids=limits.processes)
+            self.cell, CellLimits(memory_bytes=limits.memory_bytes, pids=pids)
         )
         self.container.crowded = 0 if fits else self.container.crowded + 1
         if not fits:
@@ -174,7 +176,7 @@ class CellRun:
             if feeding is not None:
                 await _settle(feeding)
         running.acknowledge()
-        if outcome.error_step is not None and outcome.error_step not in ("exec", "zygote"):
+        if outcome.error_step not in (None, "exec") and outcome.pid is None:
             self.started = False
         return outcome
 

@@ -96,7 +96,7 @@ def check_started(outcome: Outcome) -> None:
     if step is None or step == "exec":
         return
     reason = os.strerror(outcome.errno) if outcome.errno else "failed"
-    if step == "zygote":
+    if step == "zygote" and outcome.pid is not None:
         raise Lost(f"the interpreter that it was forked from has ended ({reason})", step=step)
     raise NotStarted(f"{step}: {reason}", step=step, errno=outcome.errno)
 
