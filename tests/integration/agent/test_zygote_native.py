@@ -35,6 +35,7 @@ def box(launcher: FunctionLauncher) -> Iterator[Box]:
 def test_call_returns_its_value_from_a_fresh_cell(box: Box) -> None:
     code = (
         "import os, socket, random\ndef main(x):\n    open('/tmp/left', 'w').write('x' * 9000)\n"
+        "    assert [os.environ[n] for n in ('HOME', 'USER')] == ['/call', '1000'], os.environ\n"
         "    print('said'); return [x * x, os.getuid(), os.getcwd(), socket.gethostname(), "
         "os.listdir('/call'), sorted(p for p in os.listdir('/proc') if p.isdigit())]\n"
     )

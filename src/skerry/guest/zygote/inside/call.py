@@ -204,13 +204,16 @@ class Call:
             stream = self.stream(fd, mode, getattr(sys, "__%s__" % name))
             setattr(sys, name, stream)
             setattr(sys, "__%s__" % name, stream)
-        os.environ.update(self.request["env"])
+        place = os.getcwd()
+        who = str(os.getuid())
+        # The zygote's are root's.
+        own = {"HOME": place, "USER": who, "LOGNAME": who}
+        os.environ.update(own, **self.request["env"])
         legacy = sys.modules.get("numpy.random")
         if legacy is not None:  # module random does so by itself at every fork
             legacy.seed()
         if self.threads and self.request["threads"]:
             self.extension.threads(self.threads)
-        place = os.getcwd()
         sys.path.insert(0, place)
         self.write_source(place)
         sys.argv = [self.path]
