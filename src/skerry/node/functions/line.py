@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from skerry.backends.function.pool import Place, Pool
-from skerry.errors import Overloaded, SkerryError
+from skerry.errors import Bug, Overloaded, SkerryError
 from skerry.node.admission.fairness import FairQueue, Ticket
 from skerry.node.admission.holders import Holder, name_of
 from skerry.node.admission.rates import Rate
@@ -140,6 +140,12 @@ class CallLine:
             self._parked.discard(key)
             for flow in self._flows.get(key, ()):
                 self._queue.unpark(flow)
+
+    def unpark_all(self) -> None:
+        """Nobody waits, so nobody is held back."""
+        if len(self):
+            raise Bug("a call waits")
+        self._parked.clear()
 
     def forget(self, key: Kind) -> None:
         """Nobody will wait for that any more."""

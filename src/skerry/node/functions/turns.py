@@ -62,6 +62,9 @@ class Turns:
 
     def look_again(self, pool: Pool) -> None:
         """A pool may have a place again."""
+        if not len(self.line):  # most often: nothing of this is for anybody
+            self.line.unpark_all()
+            return
         for zygote in (False, True):
             if pool.room(zygote=zygote):
                 self.line.unpark(Kind(pool, zygote))

@@ -123,7 +123,7 @@ SOCKETS: tuple[tuple[str, Callable[[Any, Socket], Awaitable[None]]], ...] = (
 
 
 class Below:
-    """Looks up what is fixed below one sandbox, every hot route among it; the router has the rest."""
+    """Looks up what is fixed, below one sandbox too: every hot route. The router has the rest."""
 
     def __init__(self, endpoints: dict[str, Endpoint], rest: Router) -> None:
         self._endpoints = {
@@ -131,11 +131,16 @@ class Below:
             for route, endpoint in endpoints.items()
             if route.startswith(_ONE + "/") and route.count("{") == 1
         }
+        self._fixed = {route: one for route, one in endpoints.items() if "{" not in route}
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
         path = scope["path"]
+        if scope["type"] == "http" and (fixed := self._fixed.get(path)) is not None:
+            scope["path_params"] = {}
+            await fixed(scope, receive, send)
+            return
         if scope["type"] == "http" and path.startswith(_ALL):
             sandbox_id, _, tail = path[len(_ALL) :].partition("/")
             endpoint = self._endpoints.get(tail)
