@@ -206,6 +206,18 @@ def test_extension_loads_beside_musl(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("skerry_zygote\n", 0)
 
 
+OLD = sorted(str(at) for at in (Path.home() / ".pyenv/versions").glob("[23].[67].*/bin/python"))
+
+
+@pytest.mark.parametrize("python", [path for path in OLD if "/3.7." not in path])
+def test_interpreter_that_is_too_old_says_so(warden: Warden, python: str) -> None:
+    made = Zygote(warden, python)
+    assert made.report.error is not None
+    assert made.report.error.kind == "interpreter"
+    assert "a zygote needs 3.7" in made.report.error.message
+    made.stop()
+
+
 def test_interpreter_that_cannot_load_it_says_so(warden: Warden, path: str, newest: str) -> None:
     """Before it tries: an interface that it only believes to be its own would crash it."""
     pretend = Path(path) / "sitecustomize.py"

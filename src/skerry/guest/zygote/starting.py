@@ -17,8 +17,15 @@ RESULT_BYTES: Final = 16 << 20
 # configuration; the last 32 bytes say how long each is. One sealed file: nothing is written into the
 # container, and what is loaded cannot be changed.
 _PARTS: Final = struct.Struct("<4Q")
+# The boot is all that interpreters which are too old must be able to read.
 _BOOT: Final = """\
-import builtins, json, os
+import json, os, sys
+if sys.version_info < (3, 7):
+    text = "%s is Python %s: a zygote needs 3.7" % (sys.executable, sys.version.split()[0])
+    told = {"kind": "interpreter", "type": "Refused", "message": text}
+    os.write(4, json.dumps({"error": told}).encode())
+    sys.exit(text)
+import builtins
 end = os.fstat(3).st_size - 32
 sizes = [int.from_bytes(os.pread(3, 8, end + 8 * i), "little") for i in range(4)]
 at = sizes[0]
