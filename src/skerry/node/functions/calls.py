@@ -16,8 +16,8 @@ from skerry.guest import zygote as zygotes
 from skerry.guest.api import Kind, Stream
 from skerry.node.functions import languages
 from skerry.node.functions.api import CallStreams
-from skerry.node.functions.cellrun import CellRun, Sink
-from skerry.node.functions.outcome import check_started, step_of
+from skerry.node.functions.cellrun import HOME, CellRun, Sink
+from skerry.node.functions.outcome import step_of
 from skerry.node.functions.sink import CallSink, StreamSink
 from skerry.spec.function import (
     CallSpec,
@@ -31,7 +31,6 @@ from skerry.spec.function_limits import Limit
 from skerry.spec.function_result import VALUE_BYTES_MAX, CallError, CallResult, Step
 from skerry.spec.values import check_json_like
 
-HOME: Final = "/call"
 PYTHON_ENV: Final = {"HOME": HOME, "USER": "1000", "LOGNAME": "1000"}  # as programs have it
 WRITTEN: Final = (
     946_684_800  # when all files that a call brings were: archivers want a year after 1980
@@ -149,7 +148,6 @@ async def _python(
         make_sink=_sink(streams),
         result=answer,
     )
-    check_started(ended.outcome)
     step = step_of(ended, spec.limits, "python", queued_s)
     if step.start_error is not None:
         raise Bug(f"a call of the zygote did not start: {step.start_error}")
@@ -186,18 +184,7 @@ def _valued(step: Step, kind: PythonCall, said: bytes) -> CallResult:
 
 def _result(step: Step, **more: object) -> CallResult:
     """Returns a result with that end."""
-    return CallResult(
-        exit_code=step.exit_code,
-        signal=step.signal,
-        start_error=step.start_error,
-        stdout=step.stdout,
-        stderr=step.stderr,
-        stdout_total=step.stdout_total,
-        stderr_total=step.stderr_total,
-        limit=step.limit,
-        usage=step.usage,
-        **more,  # type: ignore[arg-type]
-    )
+    return CallResult(**msgspec.structs.asdict(step), **more)  # type: ignore[arg-type]
 
 
 # -- input ------------------------------------------------------------------------------------------
@@ -224,7 +211,6 @@ async def bring(run: CellRun, files: Mapping[str, InputFile], streams: CallStrea
 
 
 async def _unpack(run: CellRun, tar: AsyncIterator[bytes]) -> None:
-    run.started = True  # from here on something of it may be there
     try:
         await run.files.tree_put(HOME, tar)
     except DiskFull as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Final
 
 from skerry.backends.api import CellLimits, CellUsage
 from skerry.errors import Bug, Overloaded, SandboxFailed, SkerryError, Unavailable
@@ -22,7 +22,7 @@ from skerry.node.functions.sink import CallSink, StreamSink
 from skerry.spec.function_limits import CallLimits, Limit
 
 FILES_WITHIN_S = 300.0  # for all files in, or out
-HOME = b"/call"
+HOME: Final = "/call"  # of a call, in its cell
 USER = b"1000:1000"
 STACK_BYTES = 8 << 20
 Sink = CallSink | StreamSink
@@ -31,14 +31,13 @@ Sink = CallSink | StreamSink
 class CellRun:
     """One cell, for one call. The caller renews it afterwards, whatever happened.
 
-    `started` says whether anything of the call can have run in it, `taken` whether input that was
-    streamed to it is lost to another place.
+    `taken` says whether input that was streamed to it is lost to another place.
     """
 
     def __init__(self, container: Container, cell: int) -> None:
         self.container = container
         self.cell = cell
-        self.started = self.taken = False
+        self.taken = False
         self.running: RunningOperation | None = None
         self.cut: Limit | None = None  # for which it was ended from here
         self.limits = CallLimits()
@@ -90,7 +89,7 @@ class CellRun:
             kind=kind,
             argv=argv,
             env=env,
-            cwd=HOME,
+            cwd=HOME.encode(),
             user=USER,
             timeout_ms=max(1, round(limits.wall_s * 1000)),
             cpu_ms=max(1, round(limits.cpu_limit_s * 1000)),
@@ -104,7 +103,6 @@ class CellRun:
             self.running = self.container.client.start(operation, sink, result=result)
         except SkerryError as error:
             raise NotStarted(error.message) from error
-        self.started = True
         self.container.watch(self)
         try:
             outcome = await self._until_ended(self.running, stdin)
@@ -150,7 +148,7 @@ class CellRun:
             self.container.client,
             self.container.new_operation,
             user=USER,
-            cwd=HOME,
+            cwd=HOME.encode(),
             cell=self.cell,
         )
 
@@ -165,19 +163,15 @@ class CellRun:
         try:
             outcome = await running.wait()
         except Overloaded as error:  # the agent refused it: nothing was forked
-            self.started = False
             raise NotStarted(error.message, step="cell") from error
         except (Unavailable, SandboxFailed) as error:
             if error.fields.get("step") is not None:
-                self.started = False
                 raise NotStarted(error.message, **error.fields) from error
             raise Lost(f"its container was lost: {error.message}") from error
         finally:
             if feeding is not None:
                 await _settle(feeding)
         running.acknowledge()
-        if outcome.error_step not in (None, "exec") and outcome.pid is None:
-            self.started = False
         return outcome
 
 

@@ -16,8 +16,8 @@ import msgspec
 from skerry.errors import Bug
 from skerry.node.functions.artifacts import Artifact, Artifacts
 from skerry.node.functions.asked import Asked, Places, Work
-from skerry.node.functions.calls import HOME, compile_in, run_compiled
-from skerry.node.functions.cellrun import CellRun
+from skerry.node.functions.calls import compile_in, run_compiled
+from skerry.node.functions.cellrun import HOME, CellRun
 from skerry.node.functions.devices import Desk, Loan
 from skerry.node.functions.line import Kind
 from skerry.node.functions.pools import Pools

@@ -15,11 +15,10 @@ from typing import Final
 
 from skerry.errors import FileRefused, NotFound, SkerryError
 from skerry.guest.files import GuestFiles
-from skerry.node.functions.cellrun import FILES_WITHIN_S, CellRun
+from skerry.node.functions.cellrun import FILES_WITHIN_S, HOME, CellRun
 from skerry.spec.files import FileInfo, FileType
 from skerry.spec.function_result import FETCHED_BYTES_MAX
 
-HOME: Final = "/call"
 MATCHES_MAX: Final = 4096  # files by patterns
 WALKED_MAX: Final = 100_000  # names that are looked at
 LEFT_OUT_MAX: Final = 256
