@@ -278,6 +278,26 @@ static _Noreturn void exec_it(const struct launch *l)
 	child_fail(l->status, error == E2BIG ? STEP_ARGS : STEP_EXEC, error);
 }
 
+/* What a program of a cell and a zygote have in common, once they are who they are to be. */
+static _Noreturn void filtered_exec(const struct launch *l, enum seccomp_use use)
+{
+	int error;
+
+	setsid();
+	limits_set(l);
+	class_set();
+	cwd_enter(l);
+	stdio_set(l);
+	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
+	script_give(l);
+	number_give(l, l->result, FD_RESULT);
+	number_give(l, l->talk, FD_TALK);
+	error = cell_filter(use);
+	if (error)
+		child_fail(l->status, STEP_FORK, error);
+	exec_it(l);
+}
+
 /* In its cell, with every capability of the container's user namespace until it becomes who it is to be. */
 static _Noreturn void program_run(const struct launch *l)
 {
@@ -290,18 +310,7 @@ static _Noreturn void program_run(const struct launch *l)
 	if (error)
 		child_fail(l->status, STEP_USER, error);
 	strcpy(my.who.home, "/call");
-	setsid();
-	limits_set(l);
-	class_set();
-	cwd_enter(l);
-	stdio_set(l);
-	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
-	script_give(l);
-	number_give(l, l->result, FD_RESULT);
-	error = cell_filter(SECCOMP_CELL);
-	if (error)
-		child_fail(l->status, STEP_FORK, error);
-	exec_it(l);
+	filtered_exec(l, SECCOMP_CELL);
 }
 
 /* The image's interpreter, which is root of the container's user namespace with what it takes to join cells:
@@ -316,19 +325,7 @@ static _Noreturn void zygote_run(const struct launch *l)
 	if (error)
 		child_fail(l->status, STEP_USER, error);
 	my.who = (struct identity){.name = "root", .home = "/", .shell = "/bin/sh"};
-	setsid();
-	limits_set(l);
-	class_set();
-	cwd_enter(l);
-	stdio_set(l);
-	syscall(SYS_close_range, 3, ~0u, 4 /* CLOSE_RANGE_CLOEXEC */);
-	script_give(l);
-	number_give(l, l->result, FD_RESULT);
-	number_give(l, l->talk, FD_TALK);
-	error = cell_filter(SECCOMP_ZYGOTE);
-	if (error)
-		child_fail(l->status, STEP_FORK, error);
-	exec_it(l);
+	filtered_exec(l, SECCOMP_ZYGOTE);
 }
 
 void child_run(const struct launch *l)

@@ -14,6 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "last.h"
 #include "protocol.h"
 #include "weak.h"
 
@@ -21,19 +22,13 @@
  * net_bind_service, net_raw, sys_chroot, mknod, audit_write, setfcap. */
 #define KEPT_CAPABILITIES 0x00000000a80425fbull
 
-/* A base filter that asks for no key leaves clone3 and setns to everybody; from here on nobody needs them.
- * The C library falls back from clone3 on ENOSYS only. */
+/* A base filter that asks for no key leaves clone3 and setns to everybody. */
 static int filter_install(void)
 {
-	static struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 2, 0),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_setns, 2, 0),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+	struct sock_fprog program = {
+		.len = sizeof(LAST_FILTER) / sizeof(LAST_FILTER[0]),
+		.filter = (struct sock_filter *)(uintptr_t)LAST_FILTER,
 	};
-	struct sock_fprog program = {.len = sizeof(code) / sizeof(code[0]), .filter = code};
 
 	if (weak("filter"))
 		return 0;

@@ -9,24 +9,15 @@
 #include <linux/sched.h>
 #include <linux/seccomp.h>
 
+#include "last.h"
 #include "sys.h"
 #include "zygote.h"
 
-/* clone3 and setns: the base filter lets the zygote join cells, and its children need neither. ENOSYS, for
- * the C library falls back from clone3 on that only. The base filter has looked at the architecture. */
 static int filter_install(void)
 {
-	static const struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 2, 0),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_setns, 2, 0),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-	};
 	struct sock_fprog program = {
-		.len = sizeof(code) / sizeof(code[0]),
-		.filter = (struct sock_filter *)(uintptr_t)code,
+		.len = sizeof(LAST_FILTER) / sizeof(LAST_FILTER[0]),
+		.filter = (struct sock_filter *)(uintptr_t)LAST_FILTER,
 	};
 
 	return (int)SYS5(prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
