@@ -31,10 +31,7 @@ from skerry.spec.function_limits import Limit
 from skerry.spec.function_result import VALUE_BYTES_MAX, CallError, CallResult, Step
 from skerry.spec.values import check_json_like
 
-PYTHON_ENV: Final = {"HOME": HOME, "USER": "1000", "LOGNAME": "1000"}  # as programs have it
-WRITTEN: Final = (
-    946_684_800  # when all files that a call brings were: archivers want a year after 1980
-)
+WRITTEN: Final = 946_684_800  # when a call's files were: archivers want a year after 1980
 SCRIPT: Final = ".skerry-script"  # in /call, unless the call brings a file of that name
 
 
@@ -138,7 +135,7 @@ async def _python(
         kind.entry or None,
         kind.args,
         kind.kwargs,
-        env=PYTHON_ENV | spec.env,
+        env=spec.env,
         result_bytes=2 * VALUE_BYTES_MAX,  # above the limit it is ended by that, whatever it says
     )
     ended = await run.run(
