@@ -17,7 +17,7 @@ from skerry.backends.function.member import Member, Stage
 from skerry.backends.function.pool import Place, Pool
 from skerry.errors import Overloaded, Unavailable
 from skerry.node.admission.holders import Holder
-from skerry.node.functions.line import CallLine, Kind, Waiting
+from skerry.node.functions.line import CallLine, Waiting, Wanted
 from skerry.node.functions.turns import Turns
 
 MARKS = Marks(containers_max=4, cells=4, running=2, idle_s=30.0)
@@ -49,7 +49,7 @@ class Stand:
 
     def push(self, job: str = "a", *, zygote: bool = False, **changes: Any) -> Waiting:
         priority = changes.pop("priority", 0)
-        wait = Waiting(Kind(self.pool, zygote), Holder(job=job), **changes)
+        wait = Waiting(Wanted(self.pool, zygote), Holder(job=job), **changes)
         self.turns.wait(wait, priority=priority)
         self.turns.check_invariants()
         return wait
@@ -64,9 +64,9 @@ class Stand:
 
 async def test_call_gets_a_place_at_once_when_nobody_waits() -> None:
     stand = Stand()
-    assert stand.turns.take(Kind(stand.pool, False), 0) is None
+    assert stand.turns.take(Wanted(stand.pool, False), 0) is None
     stand.grow("c")
-    assert stand.turns.take(Kind(stand.pool, False), 0) is not None
+    assert stand.turns.take(Wanted(stand.pool, False), 0) is not None
 
 
 async def test_newcomer_does_not_overtake_who_waits() -> None:
@@ -75,7 +75,7 @@ async def test_newcomer_does_not_overtake_who_waits() -> None:
     first, second = stand.push(), stand.push()
     assert first.done.done()
     assert not second.done.done()
-    assert stand.turns.take(Kind(stand.pool, False), 0) is None
+    assert stand.turns.take(Wanted(stand.pool, False), 0) is None
     stand.end(first)
     assert second.done.done()
 
@@ -158,7 +158,7 @@ async def test_full_queue_names_the_limit_and_who_waits() -> None:
 
 async def test_other_tokens_are_not_named_to_who_is_refused() -> None:
     stand = Stand(calls_max=1)
-    stand.turns.wait(Waiting(Kind(stand.pool, False), Holder(tenant="t", job="secret")))
+    stand.turns.wait(Waiting(Wanted(stand.pool, False), Holder(tenant="t", job="secret")))
     with pytest.raises(Overloaded) as caught:
         stand.push("mine")
     assert "secret" not in repr(caught.value.fields)
@@ -279,7 +279,7 @@ class World:
 
     def call(self, job: str, env: str, then: Callable[[], None]) -> None:
         pool = self.pools[env]
-        wait = Waiting(Kind(pool, self.random.random() < 0.5), Holder(job=job))
+        wait = Waiting(Wanted(pool, self.random.random() < 0.5), Holder(job=job))
         self.asked[job] += 1
         pool.demand.note(self.now, 1)
         try:

@@ -9,7 +9,7 @@ from skerry.node.admission.holders import Holder
 from skerry.node.functions.api import CallStreams
 from skerry.node.functions.cellrun import CellRun
 from skerry.node.functions.functionpool import FunctionPool
-from skerry.node.functions.line import Kind
+from skerry.node.functions.line import Wanted
 from skerry.spec.function import CallSpec, CompileRunCall
 
 R = TypeVar("R")
@@ -21,7 +21,7 @@ class Asked(NamedTuple):
     spec: CallSpec
     streams: CallStreams | None
     pool: FunctionPool
-    kind: Kind
+    wanted: Wanted
     holder: Holder
     rank: int  # of its job
     memory: int  # that it may use

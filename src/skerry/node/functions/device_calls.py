@@ -19,7 +19,7 @@ from skerry.node.functions.asked import Asked, Places, Work
 from skerry.node.functions.calls import compile_in, run_compiled
 from skerry.node.functions.cellrun import HOME, CellRun
 from skerry.node.functions.devices import Desk, Loan
-from skerry.node.functions.line import Kind
+from skerry.node.functions.line import Wanted
 from skerry.node.functions.pools import Pools
 from skerry.node.functions.warming import Warming
 from skerry.node.tasks import Tasks
@@ -156,7 +156,7 @@ class DeviceCalls:
         return asked._replace(
             spec=msgspec.structs.replace(spec, env=loan.held.environment() | spec.env),
             pool=pool,
-            kind=Kind(pool.policy, asked.kind.zygote),
+            wanted=Wanted(pool.policy, asked.wanted.zygote),
             memory=spec.limits.memory_bytes,
         )
 
@@ -171,7 +171,7 @@ class DeviceCalls:
             first = min(devices, key=lambda one: ledger.shares_of(one.id))
             pool = self._pools.of(spec.environment, spec.isolation, first.id)
             await self._warming.until_ready(
-                pool, zygote=asked.kind.zygote, within_s=self._left(asked)
+                pool, zygote=asked.wanted.zygote, within_s=self._left(asked)
             )
 
     def _left(self, asked: Asked) -> float:

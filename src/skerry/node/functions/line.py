@@ -23,7 +23,7 @@ SHOWN: Final = 3
 RETRY_S: Final = (1.0, 30.0)
 
 
-class Kind(NamedTuple):
+class Wanted(NamedTuple):
     """What a call waits for: a place in that pool, and whether Python must be ready there."""
 
     pool: Pool
@@ -35,7 +35,9 @@ class Waiting:
 
     __slots__ = ("done", "holder", "key", "memory_bytes", "size", "ticket")
 
-    def __init__(self, key: Kind, holder: Holder, *, size: int = 0, memory_bytes: int = 0) -> None:
+    def __init__(
+        self, key: Wanted, holder: Holder, *, size: int = 0, memory_bytes: int = 0
+    ) -> None:
         self.key = key  # of what it waits for
         self.holder = holder
         self.size = size  # bytes that are held for it while it waits
@@ -69,20 +71,20 @@ class CallLine:
         self._bytes_max = bytes_max
         self._weights = weights
         self._queue: FairQueue[Waiting] = FairQueue(self._weight)
-        self._numbers: dict[Kind, int] = {}  # of keys, as flows name them
+        self._numbers: dict[Wanted, int] = {}  # of keys, as flows name them
         self._count = itertools.count()
-        self._flows: dict[Kind, Counter[str]] = {}  # who waits, by pool
+        self._flows: dict[Wanted, Counter[str]] = {}  # who waits, by pool
         self._holders: Counter[Holder] = Counter()
-        self._parked: set[Kind] = set()
+        self._parked: set[Wanted] = set()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def of(self, key: Kind) -> int:
+    def of(self, key: Wanted) -> int:
         """Returns how many wait for that."""
         return self._flows[key].total() if key in self._flows else 0
 
-    def all_of(self, key: Kind) -> Iterable[Waiting]:
+    def all_of(self, key: Wanted) -> Iterable[Waiting]:
         """Returns who waits for that."""
         return [one.item for flow in self._flows.get(key, ()) for one in self._queue.line(flow)]
 
@@ -127,14 +129,14 @@ class CallLine:
             self._queue.remove(wait.ticket)
             self._left(wait)
 
-    def park(self, key: Kind) -> None:
+    def park(self, key: Wanted) -> None:
         """There is no such place: who waits for it gets no turn until `unpark`."""
         if key not in self._parked:
             self._parked.add(key)
             for flow in self._flows.get(key, ()):
                 self._queue.park(flow)
 
-    def unpark(self, key: Kind) -> None:
+    def unpark(self, key: Wanted) -> None:
         """There may be one again."""
         if key in self._parked:
             self._parked.discard(key)
@@ -147,7 +149,7 @@ class CallLine:
             raise Bug("a call waits")
         self._parked.clear()
 
-    def forget(self, key: Kind) -> None:
+    def forget(self, key: Wanted) -> None:
         """Nobody will wait for that any more."""
         self._parked.discard(key)
         if key not in self._flows:

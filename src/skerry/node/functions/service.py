@@ -30,7 +30,7 @@ from skerry.node.functions.calls import execute
 from skerry.node.functions.cellrun import CellRun
 from skerry.node.functions.device_calls import DeviceCalls
 from skerry.node.functions.devices import Desk
-from skerry.node.functions.line import CallLine, Kind, Waiting
+from skerry.node.functions.line import CallLine, Waiting, Wanted
 from skerry.node.functions.outcome import Lost, NotStarted, never
 from skerry.node.functions.pools import Pools
 from skerry.node.functions.turns import Turns
@@ -202,8 +202,8 @@ class Functions:
         memory = spec.limits.memory_bytes
         if isinstance(spec.kind, CompileRunCall):
             memory = max(memory, spec.kind.compile_limits.memory_bytes)
-        kind = Kind(pool.policy, isinstance(spec.kind, PythonCall))
-        return Asked(spec, streams, pool, kind, holder, rank, memory, self._now())
+        wanted = Wanted(pool.policy, isinstance(spec.kind, PythonCall))
+        return Asked(spec, streams, pool, wanted, holder, rank, memory, self._now())
 
     async def in_place(self, asked: Asked, work: Work[R], emptied: Emptied | None = None) -> R:
         """Returns what the work does in a cell of the pool, in its turn.
@@ -221,7 +221,7 @@ class Functions:
     async def _in_some_place(self, asked: Asked, work: Work[R], emptied: Emptied | None) -> R:
         again: SkerryError = NotStarted("no place worked")
         for _ in range(TRIES):
-            place = self.turns.take(asked.kind, asked.memory) or await self._wait(asked)
+            place = self.turns.take(asked.wanted, asked.memory) or await self._wait(asked)
             run = CellRun(asked.pool.containers[place.member.name], place.cell)
             try:
                 return await self._in_cell(run, asked, work)
@@ -246,9 +246,9 @@ class Functions:
         self._check_open()
         pool, spec = asked.pool, asked.spec
         self.warming.raise_known(pool)
-        if asked.kind.zygote:
+        if asked.wanted.zygote:
             self._pools.want_zygotes(pool, needed=True)
-        wait = Waiting(asked.kind, asked.holder, size=asked.size, memory_bytes=asked.memory)
+        wait = Waiting(asked.wanted, asked.holder, size=asked.size, memory_bytes=asked.memory)
         self.turns.wait(wait, priority=spec.priority, rank=asked.rank)
         self._pools.wake()
         left = max(0.0, asked.since + spec.wait_s - self._now())

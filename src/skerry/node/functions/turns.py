@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from skerry.backends.function.pool import Place, Pool
 from skerry.errors import Bug, SkerryError
-from skerry.node.functions.line import CallLine, Kind, Waiting
+from skerry.node.functions.line import CallLine, Waiting, Wanted
 
 
 class Turns:
@@ -26,11 +26,11 @@ class Turns:
         self.memory_max = memory_max
         self._now = now
 
-    def take(self, kind: Kind, memory_bytes: int) -> Place | None:
+    def take(self, wanted: Wanted, memory_bytes: int) -> Place | None:
         """Returns a place at once, if there is one and nobody waits whose turn is before."""
         if self.line.head() is not None or not self._fits(memory_bytes):
             return None
-        place = kind.pool.take(self._now(), zygote=kind.zygote)
+        place = wanted.pool.take(self._now(), zygote=wanted.zygote)
         if place is not None:
             self._count(memory_bytes)
         return place
@@ -67,18 +67,18 @@ class Turns:
             return
         for zygote in (False, True):
             if pool.room(zygote=zygote):
-                self.line.unpark(Kind(pool, zygote))
+                self.line.unpark(Wanted(pool, zygote))
         self.let_in()
 
     def let_in(self) -> None:
         """Gives places to who waits, as long as there are some."""
         while (wait := self.line.head()) is not None:
-            kind = wait.key
+            wanted = wait.key
             if not self._fits(wait.memory_bytes):
                 return
-            place = kind.pool.take(self._now(), zygote=kind.zygote)
+            place = wanted.pool.take(self._now(), zygote=wanted.zygote)
             if place is None:
-                self.line.park(kind)
+                self.line.park(wanted)
                 continue
             self.line.serve(wait)
             self._count(wait.memory_bytes)
@@ -86,19 +86,21 @@ class Turns:
 
     def waiting(self, pool: Pool) -> int:
         """Returns how many wait for a pool."""
-        return sum(self.line.of(Kind(pool, zygote)) for zygote in (False, True))
+        return sum(self.line.of(Wanted(pool, zygote)) for zygote in (False, True))
 
     def refuse(self, pool: Pool, why: Callable[[], SkerryError], *, zygote: bool = False) -> None:
         """Tells all who wait for a pool, or for Python there alone, why they never get a place."""
-        for kind in (Kind(pool, True),) if zygote else (Kind(pool, False), Kind(pool, True)):
-            for wait in list(self.line.all_of(kind)):
+        for wanted in (
+            (Wanted(pool, True),) if zygote else (Wanted(pool, False), Wanted(pool, True))
+        ):
+            for wait in list(self.line.all_of(wanted)):
                 self.line.remove(wait)
                 wait.leave(why())
 
     def forget(self, pool: Pool) -> None:
         """A pool is no more."""
         for zygote in (False, True):
-            self.line.forget(Kind(pool, zygote))
+            self.line.forget(Wanted(pool, zygote))
 
     def check_invariants(self) -> None:
         """Raises Bug unless the invariants hold."""
