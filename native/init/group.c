@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { STALE_MAX = 4096, SPARE_MAX = 4 + CELLS_MAX, SEEN_MAX = 8192, ROUNDS = 8, RETRY_MS = 100, NAME_SIZE = 16, PATH_SIZE = 40 };
+enum { STALE_MAX = 4096, SPARE_MAX = 4, SEEN_MAX = 8192, ROUNDS = 8, RETRY_MS = 100, NAME_SIZE = 16, PATH_SIZE = 40 };
 
 /* Groups whose leader has ended while daemons live on. */
 static struct left {
@@ -23,7 +23,8 @@ static uint64_t retry_at = NEVER;
 /* Empty ones, kept for the next operations: making and removing one costs a fifth of a command. Only
  * this process can put anybody into a group, so an empty one stays empty. An agent that is left alone
  * keeps none: with the files that are open one takes 15 to 20 KiB of the kernel's memory. */
-static struct group spare[SPARE_MAX] OWN;
+static struct group few[SPARE_MAX] OWN;
+static struct group many[SPARE_MAX + CELLS_MAX] OWN_TABLE; /* of a function container: one for each cell, too */
 static uint32_t spare_count OWN;
 
 static void group_name(char out[NAME_SIZE], uint32_t serial)
@@ -40,7 +41,11 @@ static void group_name(char out[NAME_SIZE], uint32_t serial)
 	*out = 0;
 }
 
-/* With the cell's directory before it. */
+static struct group *spares(void)
+{
+	return config.function ? many : few;
+}
+
 static void group_path(char out[PATH_SIZE], uint32_t serial, uint32_t cell)
 {
 	if (cell != NO_CELL) {
@@ -54,6 +59,8 @@ static void group_path(char out[PATH_SIZE], uint32_t serial, uint32_t cell)
 
 static bool spare_take(struct group *g, uint32_t cell)
 {
+	struct group *spare = spares();
+
 	for (uint32_t i = spare_count; i-- > 0;) {
 		if (spare[i].cell != cell)
 			continue;
@@ -276,20 +283,14 @@ static bool group_remove(struct left g)
 	return !unlinkat(FD_GROUP, path, AT_REMOVEDIR) || errno == ENOENT;
 }
 
-/* One for each cell beside the few. */
-static uint32_t spare_max(void)
-{
-	return SPARE_MAX - CELLS_MAX + config.cells;
-}
-
 void group_release(struct group *g)
 {
 	if (g->fd < 0)
 		return;
 	/* The kernel kills whoever is cloned into a group that was killed more often than the cloner's
 	 * own: such a group is not used again. */
-	if (!g->killed && spare_count < spare_max() && !group_populated(g)) {
-		spare[spare_count++] = *g;
+	if (!g->killed && spare_count < SPARE_MAX + config.cells && !group_populated(g)) {
+		spares()[spare_count++] = *g;
 	} else {
 		group_close(g);
 		/* A full table leaves the group to the launcher, which removes the whole tree. */
@@ -307,7 +308,7 @@ bool group_spares(void)
 void group_quiet(void)
 {
 	while (spare_count) {
-		struct group *g = &spare[--spare_count];
+		struct group *g = &spares()[--spare_count];
 
 		group_close(g);
 		group_remove((struct left){g->serial, g->cell});
