@@ -24,67 +24,64 @@ if TYPE_CHECKING:
 ENDED_STATUS = 137  # of a call that a limit ended: as if SIGKILL had
 
 
+_CALL_OPTIONS = (
+    click.option("-c", "code", metavar="CODE", help="Run this Python code."),
+    click.option("-p", "--program", is_flag=True, help="The words are a program's."),
+    click.option(
+        "--script", "interpreter", metavar="PROGRAM", help="Run FILE with this interpreter."
+    ),
+    click.option("--entry", metavar="NAME", help="Call this function with the words."),
+    click.option("--image", default="default", show_default=True, metavar="IMAGE"),
+    click.option("--layer", "layers", multiple=True, metavar="NAME", help="On the image."),
+    click.option(
+        "-m", "--module", "modules", multiple=True, metavar="NAME", help="Already imported."
+    ),
+    click.option("--stdin", metavar="FILE", help="Its standard input; - is ours [none]."),
+    click.option(
+        "--file",
+        "files",
+        multiple=True,
+        metavar="[NAME=]PATH",
+        help="A file or directory that it finds in its own.",
+    ),
+    click.option("--fetch", multiple=True, metavar="PATTERN", help="Get these of its files back."),
+    click.option("--to", "target", default=".", metavar="DIR", help="Where they go [here]."),
+    click.option(
+        "-l",
+        "--limit",
+        "limits",
+        type=pair,
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="wall, cpu, memory, output, processes, disk, open_files.",
+    ),
+    click.option(
+        "--compile-limit", "compile_limits", type=pair, multiple=True, metavar="NAME=VALUE"
+    ),
+    click.option("--flag", "flags", multiple=True, help="For the compiler."),
+    click.option("-e", "--env", type=pair, multiple=True, metavar="NAME=VALUE"),
+    click.option(
+        "--isolation",
+        type=click.Choice(["process", "container"]),
+        default="process",
+        show_default=True,
+    ),
+    click.option("--idempotent", is_flag=True, help="It may be run again."),
+    click.option(
+        "--wait",
+        type=seconds_or_none,
+        default="60",
+        metavar="TIME",
+        help="Wait so long for a place [60]; 0: not at all.",
+    ),
+    click.option("--job", metavar="ID", help="The job that it belongs to."),
+    click.option("--device", metavar="NAME", help="A device that it needs alone."),
+    click.option("--pools", is_flag=True, help="Show how the pools stand, and no more."),
+)
+
+
 def _call_options(function: Any) -> Any:
-    for option in reversed(
-        (
-            click.option("-c", "code", metavar="CODE", help="Run this Python code."),
-            click.option("-p", "--program", is_flag=True, help="The words are a program's."),
-            click.option(
-                "--script", "interpreter", metavar="PROGRAM", help="Run FILE with this interpreter."
-            ),
-            click.option("--entry", metavar="NAME", help="Call this function with the words."),
-            click.option("--image", default="default", show_default=True, metavar="IMAGE"),
-            click.option("--layer", "layers", multiple=True, metavar="NAME", help="On the image."),
-            click.option(
-                "-m", "--module", "modules", multiple=True, metavar="NAME", help="Already imported."
-            ),
-            click.option("--stdin", metavar="FILE", help="Its standard input; - is ours [none]."),
-            click.option(
-                "--file",
-                "files",
-                multiple=True,
-                metavar="[NAME=]PATH",
-                help="A file or directory that it finds in its own.",
-            ),
-            click.option(
-                "--fetch", multiple=True, metavar="PATTERN", help="Get these of its files back."
-            ),
-            click.option(
-                "--to", "target", default=".", metavar="DIR", help="Where they go [here]."
-            ),
-            click.option(
-                "-l",
-                "--limit",
-                "limits",
-                type=pair,
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="wall, cpu, memory, output, processes, disk, open_files.",
-            ),
-            click.option(
-                "--compile-limit", "compile_limits", type=pair, multiple=True, metavar="NAME=VALUE"
-            ),
-            click.option("--flag", "flags", multiple=True, help="For the compiler."),
-            click.option("-e", "--env", type=pair, multiple=True, metavar="NAME=VALUE"),
-            click.option(
-                "--isolation",
-                type=click.Choice(["process", "container"]),
-                default="process",
-                show_default=True,
-            ),
-            click.option("--idempotent", is_flag=True, help="It may be run again."),
-            click.option(
-                "--wait",
-                type=seconds_or_none,
-                default="60",
-                metavar="TIME",
-                help="Wait so long for a place [60]; 0: not at all.",
-            ),
-            click.option("--job", metavar="ID", help="The job that it belongs to."),
-            click.option("--device", metavar="NAME", help="A device that it needs alone."),
-            click.option("--pools", is_flag=True, help="Show how the pools stand, and no more."),
-        )
-    ):
+    for option in reversed(_CALL_OPTIONS):
         function = option(function)
     return function
 
