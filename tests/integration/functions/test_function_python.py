@@ -105,6 +105,14 @@ async def test_call_finds_nothing_of_the_one_before_it(client) -> None:
         assert (await client.functions.call(python(code))).value == [False] * 7
 
 
+async def test_patterns_find_what_a_call_wrote_and_not_its_own_code(client) -> None:
+    code = "def main(): open('out.py', 'w').write('x')"
+    result = await client.functions.call(python(code, fetch=("**/*",)))
+    assert result.files == {"out.py": b"x"}
+    named = await client.functions.call(python(code, fetch=("main.py",)))
+    assert named.files == {"main.py": code.encode()}
+
+
 async def test_random_numbers_differ_between_calls(client) -> None:
     code = "import random\ndef main(): return random.random()"
     results = [await client.functions.call(python(code)) for _ in range(6)]

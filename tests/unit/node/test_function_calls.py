@@ -123,6 +123,13 @@ async def test_next_call_in_the_same_cell_finds_nothing_of_the_last(there: Funct
 async def test_script_is_read_by_its_interpreter_from_a_file(there: FunctionWorld) -> None:
     spec = CallSpec(kind=ScriptCall(source="echo hi", interpreter=("show",)))
     assert (await there.call(spec)).stdout == b"echo hi"
+    spec = CallSpec(
+        kind=ScriptCall(source="x", interpreter=("show",)),
+        files={"data": InputFile(text="d")},
+        fetch=("*", ".*"),
+    )
+    result = await there.call(spec)
+    assert (result.files, result.left_out) == ({"data": b"d"}, {".*": "no such file"})
 
 
 async def test_language_without_a_compiler_in_the_image_names_what_is_missing(

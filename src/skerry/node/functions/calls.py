@@ -32,6 +32,7 @@ from skerry.spec.function_result import VALUE_BYTES_MAX, CallError, CallResult, 
 from skerry.spec.values import check_json_like
 
 WRITTEN: Final = 946_684_800  # when a call's files were: archivers want a year after 1980
+MAIN: Final = "main.py"  # where the zygote puts a call's code
 SCRIPT: Final = ".skerry-script"  # in /call, unless the call brings a file of that name
 
 
@@ -57,7 +58,7 @@ async def execute(
     else:
         run.open(spec.limits)
         files = dict(spec.files)
-        argv = _argv(kind, files)
+        argv = _argv(run, kind, files)
         await bring(run, files, streams)
     step = await run_in(run, spec, argv, streams, queued_s)
     return _result(step, compile=compiled)
@@ -129,6 +130,7 @@ async def run_in(
 async def _python(
     run: CellRun, spec: CallSpec, kind: PythonCall, streams: CallStreams | None, queued_s: float
 ) -> CallResult:
+    run.own = None if MAIN in spec.files else MAIN
     answer = CallSink(VALUE_BYTES_MAX, lambda: run.end(Limit.OUTPUT))
     payload = zygotes.payload(
         kind.code,
@@ -187,7 +189,9 @@ def _result(step: Step, **more: object) -> CallResult:
 # -- input ------------------------------------------------------------------------------------------
 
 
-def _argv(kind: ScriptCall | ProgramCall, files: dict[str, InputFile]) -> tuple[str, ...]:
+def _argv(
+    run: CellRun, kind: ScriptCall | ProgramCall, files: dict[str, InputFile]
+) -> tuple[str, ...]:
     """Returns the command line; a script is put among the files, for any interpreter can read one."""
     if isinstance(kind, ProgramCall):
         return kind.argv
@@ -195,6 +199,7 @@ def _argv(kind: ScriptCall | ProgramCall, files: dict[str, InputFile]) -> tuple[
     while name in files:
         name += "_"
     files[name] = InputFile(text=kind.source)
+    run.own = name
     return (*kind.interpreter, f"{HOME}/{name}", *kind.args)
 
 

@@ -38,6 +38,7 @@ class CellRun:
         self.container = container
         self.cell = cell
         self.taken = False
+        self.own: str | None = None  # the file in /call that holds its code: no pattern finds it
         self.running: RunningOperation | None = None
         self.cut: Limit | None = None  # for which it was ended from here
         self.limits = CallLimits()

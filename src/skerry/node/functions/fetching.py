@@ -14,7 +14,6 @@ from contextlib import aclosing
 from typing import Final
 
 from skerry.errors import FileRefused, NotFound, SkerryError
-from skerry.guest.files import GuestFiles
 from skerry.node.functions.cellrun import FILES_WITHIN_S, HOME, CellRun
 from skerry.spec.files import FileInfo, FileType
 from skerry.spec.function_result import FETCHED_BYTES_MAX
@@ -52,19 +51,21 @@ async def find(run: CellRun, patterns: tuple[str, ...]) -> Found:
         except FileRefused as error:
             found.leave_out(name, error.message)
     if globs:
-        await _walk(found, files, globs)
+        await _walk(found, run, globs)
     return found
 
 
-async def _walk(found: Found, files: GuestFiles, globs: list[str]) -> None:
+async def _walk(found: Found, run: CellRun, globs: list[str]) -> None:
     patterns = [(glob, re.compile(to_regex(glob), re.DOTALL)) for glob in globs]
     matched: set[str] = set()
     walked = 0
     try:
-        async with aclosing(files.walk(HOME, types="f")) as pieces:
+        async with aclosing(run.files.walk(HOME, types="f")) as pieces:
             async for entries in pieces:
                 walked += len(entries)
                 for entry in entries:
+                    if entry.name == run.own:
+                        continue
                     hits = [glob for glob, pattern in patterns if pattern.fullmatch(entry.name)]
                     matched.update(hits)
                     if hits and len(found.files) < MATCHES_MAX:
