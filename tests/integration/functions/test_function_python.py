@@ -114,6 +114,31 @@ async def test_patterns_find_what_a_call_wrote_and_not_its_own_code(client) -> N
     assert named.files == {"main.py": code.encode()}
 
 
+async def test_what_a_call_forges_is_its_own_fault(client) -> None:
+    answer = (
+        "import os\n"
+        "def main(said):\n"
+        "    for fd in sorted(map(int, os.listdir('/proc/self/fd')), reverse=True):\n"
+        "        try:\n"
+        "            os.write(fd, said.encode())\n"
+        "            os._exit(0)\n"
+        "        except OSError:\n"
+        "            pass\n"
+    )
+    error = '{"error":{"kind":"exception","type":"\\udfff","message":""}}'
+    for said in ('{"value":"\\ud800"}', '{"value":{"\\udc00":1}}', error, "[" * 50_000):
+        result = await client.functions.call(python(answer, said))
+        assert (result.ok, result.returned, result.error.type) == (False, False, "ValueError"), said
+
+
+async def test_file_names_that_are_not_utf8_are_left_out(client) -> None:
+    code = "def main():\n    for name in (b'ok.x', b'\\xff.x'): open(name, 'wb').write(name)"
+    result = await client.functions.call(python(code, fetch=("*.x",)))
+    assert result.ok
+    assert result.files == {"ok.x": b"ok.x"}
+    assert result.left_out == {"\\xff.x": "its name is not UTF-8: stream it"}
+
+
 async def test_random_numbers_differ_between_calls(client) -> None:
     code = "import random\ndef main(): return random.random()"
     results = [await client.functions.call(python(code)) for _ in range(6)]

@@ -68,6 +68,9 @@ def test_answer_with_an_error_is_cut_to_a_bound() -> None:
         b'{"error":{"kind":"exit","type":1,"message":""}}', b'{"value":1,"error":1}',
         b'{"value":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"value":' + b"9" * 100_000 + b"}",
+        b'{"value":"\\ud800"}', b'{"value":{"\\udfff":1}}', b'{"value":1e999}',
+        b'{"error":{"kind":"exception","type":"\\ud800","message":""}}',
+        '{"value":1}'.encode("utf-16"), b'\xef\xbb\xbf{"value":1}',
     ],
 )  # fmt: skip
 def test_answer_that_is_none_of_ours_is_a_value_error(data: bytes) -> None:

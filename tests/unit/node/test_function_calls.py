@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import tarfile
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +22,7 @@ from skerry.errors import (
     Overloaded,
     Unavailable,
 )
+from skerry.node.functions import calls
 from skerry.node.functions.api import CallStreams
 from skerry.spec.function import (
     CallSpec,
@@ -51,6 +54,27 @@ async def test_python_call_returns_its_value_and_what_it_used(there: FunctionWor
     asked = there.python.payloads[0]
     assert (asked["entry"], asked["args"], asked["kwargs"]) == ("main", [7], {"a": 1})
     assert asked["env"] == {"K": "V"}
+
+
+async def test_others_are_served_while_a_large_value_is_read(
+    there: FunctionWorld, monkeypatch
+) -> None:
+    begun, answered = threading.Event(), threading.Event()
+    check = calls.check_json_like
+
+    def slow(value: Any, what: str) -> None:
+        if len(value[0]) > 1000:
+            begun.set()
+            assert answered.wait(60), "nobody else was served"
+        check(value, what)
+
+    monkeypatch.setattr(calls, "check_json_like", slow)
+    text = "x" * (calls.READ_AT_ONCE_BYTES + 1)
+    large = asyncio.ensure_future(there.call(f"return {json.dumps([text] + [0] * 1000)}"))
+    await until(begun.is_set)
+    assert (await there.call("return [1]")).value == [1]
+    answered.set()
+    assert (await large).value == [text] + [0] * 1000
 
 
 async def test_exception_of_a_call_is_its_error_and_not_ours(there: FunctionWorld) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 import msgspec
@@ -55,19 +54,17 @@ def _failure(told: Failure) -> Failure:
     return Failure(*(getattr(told, name)[:TEXT_MAX] for name in told.__struct_fields__))
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
 def read_answer(data: bytes) -> Answer:
     """Returns what descriptor 4 of a call has brought; ValueError for what no call of ours writes.
 
-    Integers of any size are kept as they are.
+    Integers of any size are kept as they are. Texts are such as UTF-8 can say.
     """
     if not data:
         return Answer()
     try:
-        told = json.loads(data, parse_constant=_no_constant)
+        told = msgspec.json.decode(
+            data
+        )  # json would take halves of surrogate pairs, and other encodings
         if isinstance(told, dict) and set(told) == {"value"}:
             return Answer(returned=True, value=told["value"])
         failure = msgspec.convert(told, _Told).error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import tarfile
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
@@ -33,7 +35,10 @@ from skerry.spec.values import check_json_like
 
 WRITTEN: Final = 946_684_800  # when a call's files were: archivers want a year after 1980
 MAIN: Final = "main.py"  # where the zygote puts a call's code
+READ_AT_ONCE_BYTES: Final = 64 << 10
 SCRIPT: Final = ".skerry-script"  # in /call, unless the call brings a file of that name
+
+_reading: Final = ThreadPoolExecutor(1, thread_name_prefix="skerry-value")
 
 
 async def execute(
@@ -150,7 +155,13 @@ async def _python(
     step = step_of(ended, spec.limits, "python", queued_s)
     if step.start_error is not None:
         raise Bug(f"a call of the zygote did not start: {step.start_error}")
-    return _valued(step, kind, answer.output(Stream.STDOUT))
+    said = answer.output(Stream.STDOUT)
+    if len(said) <= READ_AT_ONCE_BYTES:
+        return _valued(step, kind, said)
+    # Millions of values take seconds, in which others have their turns. One at a time: each may take
+    # fifty times its length of memory.
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_reading, _valued, step, kind, said)
 
 
 def _valued(step: Step, kind: PythonCall, said: bytes) -> CallResult:

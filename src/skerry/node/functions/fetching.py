@@ -7,6 +7,7 @@ and what cannot be read is left out with the reason, never an error of the call.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import tarfile
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -34,7 +35,12 @@ class Found:
     def leave_out(self, name: str, why: str) -> None:
         """It is not read."""
         if len(self.left_out) < LEFT_OUT_MAX:
-            self.left_out[name] = why
+            self.left_out[_said(name)] = _said(why)
+
+
+def _said(text: str) -> str:
+    """Returns it as UTF-8 can say it: other bytes of a name as \\xff."""
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
 async def find(run: CellRun, patterns: tuple[str, ...]) -> Found:
@@ -98,6 +104,9 @@ async def read_all(
         async with asyncio.timeout(FILES_WITHIN_S):
             found = await find(run, patterns)
             for name, info in found.files.items():
+                if _said(name) != name:
+                    found.leave_out(name, "its name is not UTF-8: stream it")
+                    continue
                 if total + info.size > FETCHED_BYTES_MAX:
                     found.leave_out(name, f"{info.size} bytes: more than is returned; stream it")
                     continue
