@@ -39,7 +39,7 @@ class Found:
 
 
 def _said(text: str) -> str:
-    """Returns it as UTF-8 can say it: other bytes of a name as \\xff."""
+    r"""Returns it as UTF-8 can say it: other bytes of a name as \xff."""
     return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 

@@ -25,7 +25,7 @@ from skerry.node.images import Environment as Composed
 from skerry.node.parts import Parts
 from skerry.spec import limits
 from skerry.spec.device import DeviceNode
-from skerry.spec.function_limits import CallLimits
+from skerry.spec.function_limits import COMPILE_LIMITS, PROCESSES_MAX, CallLimits
 from skerry.spec.layers import MountMode
 
 DESTROY_AGAIN_S: Final = (0.5, 2.0, 10.0, 30.0)
@@ -284,7 +284,10 @@ class Making:
 def request_of(
     member: Member, composed: Composed, devices: tuple[DeviceNode, ...] = ()
 ) -> CreateRequest:
-    """Returns what a container is made from. Its cells have limits; the whole has what the host has."""
+    """Returns what a container is made from. Its cells have limits; the whole has the host's memory.
+
+    Its processes are bounded as a whole: the modules that a zygote imports are in no cell.
+    """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return CreateRequest(
         instance_id=member.name,
@@ -292,7 +295,7 @@ def request_of(
         hostname="skerry",
         cpu=float(os.cpu_count() or 1),
         memory_bytes=total,
-        pids=limits.PIDS_MAX,
+        pids=min(limits.PIDS_MAX, PROCESSES_MAX + member.marks.cells * COMPILE_LIMITS.processes),
         nofile=4096,
         shm_bytes=limits.MIB,
         env=composed.config.env,
