@@ -13,6 +13,7 @@ from skerry.errors import Conflict, SkerryError, Unavailable
 from skerry.node import registry
 from skerry.node.build import build_node
 from skerry.node.config import NodeConfig
+from skerry.node.functions.making import MADE_FOR
 from skerry.node.gauges.readings import raise_descriptors_max
 from skerry.node.life.creation import outlives
 from skerry.node.life.owners import Exit
@@ -151,7 +152,8 @@ def _exit(node: Node, leave: Callable[[], None]) -> Exit:
         node.timers,
         busy=lambda: (
             len(node.owners) > 0
-            or node.lives.any_live()
+            # Containers of function calls live for those who call: they keep no daemon.
+            or node.admission.sandboxes > node.admission.holders.of(MADE_FOR)
             or node.commits.pending > 0
             or len(node.chains) > 0
         ),
