@@ -10,10 +10,11 @@ from skerry.spec import limits
 from skerry.spec.function_limits import PROCESSES_MAX
 
 
-def test_processes_of_a_container_are_bounded_as_a_whole() -> None:
-    """A zygote is in no cell: without that, a module could fork until the host has no process left."""
+def test_processes_and_memory_of_a_container_are_bounded_as_a_whole() -> None:
+    """A zygote is in no cell: without that, a module could take all of the host's."""
     composed: Any = SimpleNamespace(plan=None, config=SimpleNamespace(env=()))
     for cells in (1, 16):
         member = SimpleNamespace(name="n", marks=SimpleNamespace(cells=cells))
-        request = request_of(cast("Any", member), composed)
+        request = request_of(cast("Any", member), composed, 1 << 30)
         assert PROCESSES_MAX < request.pids < limits.PIDS_MAX // 2
+        assert request.memory_bytes == 1 << 30

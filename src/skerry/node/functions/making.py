@@ -141,7 +141,9 @@ class Making:
                 raise Unavailable("the backend cannot read layers on demand")
             await self._parts.blobs.ready()
         nodes = () if pool.key.device is None else self._devices[pool.key.device]
-        instance = await self._backend.create(request_of(member, composed, nodes))
+        instance = await self._backend.create(
+            request_of(member, composed, self._config.memory_max, nodes)
+        )
         if not isinstance(instance, Celled):
             await asyncio.shield(instance.destroy())
             raise Unavailable("the backend makes no function containers")
@@ -282,19 +284,22 @@ class Making:
 
 
 def request_of(
-    member: Member, composed: Composed, devices: tuple[DeviceNode, ...] = ()
+    member: Member,
+    composed: Composed,
+    memory_max: int,
+    devices: tuple[DeviceNode, ...] = (),
 ) -> CreateRequest:
-    """Returns what a container is made from. Its cells have limits; the whole has the host's memory.
+    """Returns what a container is made from. Each of its cells has limits for the call in it.
 
-    Its processes are bounded as a whole: the modules that a zygote imports are in no cell.
+    Memory and processes are bounded as a whole, too: the modules that a zygote imports are in no cell.
+    `memory_max` is what all calls of the node may use together.
     """
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return CreateRequest(
         instance_id=member.name,
         rootfs=composed.plan,
         hostname="skerry",
         cpu=float(os.cpu_count() or 1),
-        memory_bytes=total,
+        memory_bytes=memory_max,
         pids=min(limits.PIDS_MAX, PROCESSES_MAX + member.marks.cells * COMPILE_LIMITS.processes),
         nofile=4096,
         shm_bytes=limits.MIB,
