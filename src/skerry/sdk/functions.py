@@ -141,6 +141,7 @@ class AsyncFunctions:
             raise InvalidRequest(f"at_once is a number of calls, not {at_once!r}")
         numbered = enumerate(calls)
         running: set[asyncio.Task[CallOutcome]] = set()
+        done: set[asyncio.Task[CallOutcome]] = set()
         try:
             while True:
                 while len(running) < at_once and (following := next(numbered, None)) is not None:
@@ -153,8 +154,8 @@ class AsyncFunctions:
         finally:
             for task in running:
                 task.cancel()
-            if running:
-                await asyncio.wait(running)
+            # One mistake in the options raises in each of them: it is told once.
+            await asyncio.gather(*running, *done, return_exceptions=True)
 
     async def prewarm(
         self,
@@ -196,11 +197,12 @@ class AsyncFunctions:
             "GET", "/v1/functions/pools", list[PoolInfo], repeatable=True
         )
 
-    async def _one(
-        self, kind: str, index: int, own: Mapping[str, Any], options: CallOptions
-    ) -> CallOutcome:
-        merged: dict[str, Any] = {**options, **own}
+    async def _one(self, kind: str, index: int, own: object, options: CallOptions) -> CallOutcome:
         try:
+            if not isinstance(own, Mapping):
+                what = f"number {index} is a {type(own).__name__}"
+                raise InvalidRequest(f"calls: {what}, not a dict of options as {{'args': [7]}}")
+            merged: dict[str, Any] = {**options, **own}
             return CallOutcome(index, answer=await self.call(kind, **merged))
         except SkerryError as error:
             return CallOutcome(index, error=error)

@@ -168,8 +168,9 @@ async def test_what_the_image_has_not_is_named_as_the_callers_fault(client) -> N
         (Environment(modules=("no_such_module",)), "no_such_module"),
         (Environment(python="python9"), "python9"),
     ):
-        with pytest.raises(InvalidRequest, match=named):
+        with pytest.raises(InvalidRequest, match=named) as refused:
             await client.functions.call(python("def main(): pass", environment=env))
+        assert refused.value.fields["lacks"] == named
 
 
 async def test_zygote_that_is_killed_costs_only_its_own_calls(node, client) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from skerry.compat.sandboxfusion import Defaults, build_app, wire
 from skerry.compat.sandboxfusion.languages import SERVED, NotServed, call_of
-from skerry.errors import InvalidRequest, OutcomeUnknown, Overloaded
+from skerry.errors import InvalidRequest, NotFound, OutcomeUnknown, Overloaded
 from skerry.spec.function import CallSpec, CompileRunCall, ProgramCall, PythonCall
 from skerry.spec.function_limits import Limit
 from skerry.spec.function_result import CallResult, CallUsage, Step
@@ -185,6 +185,8 @@ async def test_only_the_token_is_served_and_no_bad_request_runs() -> None:
     [
         (Overloaded("full", limit="function calls", retry_after_s=2.6), 504, "full"),
         (InvalidRequest("wrong"), 422, "wrong"),
+        (InvalidRequest("no rustc", lacks="rustc"), 200, "no rustc"),
+        (NotFound("no layer"), 200, "no layer"),
         (OutcomeUnknown("lost"), 200, "OutcomeUnknown: lost"),
         (RuntimeError("oops"), 200, "Bug: RuntimeError: oops"),
     ],

@@ -163,8 +163,10 @@ async def test_language_without_a_compiler_in_the_image_names_what_is_missing(
     with pytest.raises(InvalidRequest, match="the image has no rustc"):
         await there.call(CallSpec(kind=kind))
     kind = CompileRunCall(language=Language.C, sources={"main.c": "int main;"})
-    with pytest.raises(InvalidRequest, match="neither gcc nor cc nor clang"):
+    with pytest.raises(InvalidRequest, match="neither gcc nor cc nor clang") as refused:
         await there.call(CallSpec(kind=kind))
+    assert "--package gcc --package libc6-dev makes one" in str(refused.value)
+    assert refused.value.fields["lacks"] == "gcc"
 
 
 async def test_wall_cpu_and_output_limits_are_named(there: FunctionWorld) -> None:

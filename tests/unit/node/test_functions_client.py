@@ -197,6 +197,8 @@ async def test_one_of_many_that_fails_is_an_outcome(stand) -> None:
         assert second.result.ok
         (wrong,) = await calls.call_many("python", [{"wall": -1}], code=CODE)
         assert isinstance(wrong.error, InvalidRequest)
+        (wrong,) = await calls.call_many("python", [[7]], code=CODE)  # type: ignore[list-item]
+        assert "number 0 is a list, not a dict of options" in str(wrong.error)
 
 
 async def test_leaving_many_early_ends_those_under_way(stand) -> None:

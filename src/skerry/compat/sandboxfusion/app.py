@@ -17,7 +17,7 @@ from starlette.routing import Route
 from skerry.compat.sandboxfusion import wire
 from skerry.compat.sandboxfusion.languages import Defaults, NotServed, call_of
 from skerry.compat.serving import TooLarge, body_of
-from skerry.errors import CallerError, Overloaded, SkerryError
+from skerry.errors import CallerError, NotFound, Overloaded, SkerryError
 from skerry.spec.function import CallSpec
 from skerry.spec.function_result import CallResult
 from skerry.spec.limits import MIB
@@ -87,6 +87,9 @@ class _Server:
             after = error.fields.get("retry_after_s", RETRY_AFTER_S)
             return _told(504, str(error), {"Retry-After": str(max(1, round(after)))})
         except CallerError as error:
+            if isinstance(error, NotFound) or "lacks" in error.fields:
+                # The operator named the environment: what that has not is no fault of this request.
+                return _json(wire.failure(str(error)))
             return _told(422, str(error))
         except SkerryError as error:
             return _json(wire.failure(f"{type(error).__name__}: {error}"))

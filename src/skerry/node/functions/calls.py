@@ -106,7 +106,8 @@ async def compile_in(
         step = step_of(ended, kind.compile_limits, compiler)
         if step.start_error is None or ended.outcome.errno != 2:  # ENOENT
             return step
-    raise InvalidRequest(languages.missing(kind.language), language=str(kind.language))
+    lacks = languages.RECIPES[kind.language].compilers[0]
+    raise InvalidRequest(languages.missing(kind.language), language=str(kind.language), lacks=lacks)
 
 
 async def run_in(

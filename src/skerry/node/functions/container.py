@@ -183,14 +183,11 @@ class Container:
         with contextlib.suppress(ValueError):  # it may have said nothing
             told = zygotes.read_report(report.output(Stream.STDOUT)).error
             if told is not None:
-                return InvalidRequest(
-                    f"modules: {told.module or environment.python} is no part of a zygote "
-                    f"({told.kind}): {told.type}: {told.message[:1000]}",
-                    traceback=told.traceback[:20_000],
-                )
+                return _unfit(environment, told)
         if outcome is not None and outcome.error_step == "exec":
             return InvalidRequest(
-                f"python: the image has no {environment.python} that runs: name another image or layer"
+                f"python: the image has no {environment.python} that runs: name another image or layer",
+                lacks=environment.python[:200],
             )
         tail = said.output(Stream.STDERR)[-2000:].decode("utf-8", "replace")
         return Unavailable(f"the interpreter did not start: {error.message}", stderr=tail)
@@ -255,3 +252,18 @@ def _told(dropped: asyncio.Future[None]) -> None:
     """A cell that could not be dropped goes with its container."""
     if not dropped.cancelled():
         dropped.exception()
+
+
+def _unfit(environment: Environment, told: zygotes.Failure) -> InvalidRequest:
+    """Returns what is said of an interpreter or a module that no call can be forked from."""
+    what = told.module or environment.python
+    if told.kind == "import":
+        said = (
+            f"modules: {told.message[:1000]}: name an image or a layer that has it; "
+            "skerry image build base/NAME --suite bookworm --package python3-MODULE makes one"
+        )
+        return InvalidRequest(said, traceback=told.traceback[:20_000], lacks=what[:200])
+    said = (
+        f"modules: calls cannot begin from {what} ({told.kind}): {told.type}: {told.message[:1000]}"
+    )
+    return InvalidRequest(said, traceback=told.traceback[:20_000])

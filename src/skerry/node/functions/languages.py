@@ -105,8 +105,24 @@ RECIPES: dict[Language, Recipe] = {
 }
 
 
+# Debian's, all that a hosted program needs: gcc alone brings no headers of the C library.
+PACKAGES: dict[Language, tuple[str, ...]] = {
+    Language.C: ("gcc", "libc6-dev"),
+    Language.CPP: ("g++",),
+    Language.FORTRAN: ("gfortran",),
+    Language.GO: ("golang",),
+    Language.JAVA: ("default-jdk-headless",),
+    Language.RUST: ("rustc",),
+}
+
+
 def missing(language: Language) -> str:
-    """Returns what is said when the image has no compiler for it."""
+    """Returns what is said when the image has no compiler for it, and how to get one."""
     names = " nor ".join(RECIPES[language].compilers)
     lead = "neither " if " nor " in names else "no "
-    return f"language {language}: the image has {lead}{names}: add a layer that has the toolchain"
+    packages = " ".join(f"--package {name}" for name in PACKAGES[language])
+    return (
+        f"language {language}: the image has {lead}{names}: name an image or a layer that has the "
+        "toolchain; skerry image build base/NAME --suite bookworm --package python3 "
+        f"{packages} makes one"
+    )
