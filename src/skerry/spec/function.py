@@ -23,7 +23,8 @@ from skerry.spec.sandbox import IMAGE_DEFAULT, check_env
 from skerry.spec.values import check_json_like
 
 INLINE_BYTES_MAX: Final = 32 * limits.MIB  # of all that a call brings along; more is streamed
-CODE_BYTES_MAX: Final = 4 * limits.MIB  # of Python code with its arguments, of a script
+CODE_BYTES_MAX: Final = 4 * limits.MIB  # of a script
+PYTHON_BYTES_MAX: Final = 2 * limits.MIB  # of Python code with its arguments; as JSON, too
 ENTRY_CHARS_MAX: Final = 200
 FILES_MAX: Final = 1024  # inline
 SOURCES_MAX: Final = 256
@@ -101,7 +102,7 @@ class PythonCall(
 
     def check(self) -> None:
         """Raises InvalidRequest naming a value that is out of bounds."""
-        total = check_text(self.code, "code", CODE_BYTES_MAX)
+        total = check_text(self.code, "code", PYTHON_BYTES_MAX)
         if self.entry is None:
             if self.kwargs or not all(type(one) is str for one in self.args):
                 raise InvalidRequest("args: a main program takes texts, and no kwargs")
@@ -112,9 +113,9 @@ class PythonCall(
             check_json_like(self.args, "args")
             check_json_like(self.kwargs, "kwargs")
             total += len(msgspec.json.encode((self.args, self.kwargs)))
-        if total > CODE_BYTES_MAX:
+        if total > PYTHON_BYTES_MAX:
             raise InvalidRequest(
-                f"code and args: {total} bytes, at most {CODE_BYTES_MAX}: pass data as files"
+                f"code and args: {total} bytes, at most {PYTHON_BYTES_MAX}: pass data as files"
             )
 
 

@@ -9,6 +9,7 @@ from importlib import resources
 
 import pytest
 
+from skerry.errors import InvalidRequest
 from skerry.guest import zygote
 
 INSIDE = resources.files("skerry.guest.zygote") / "inside"
@@ -37,6 +38,20 @@ def test_start_puts_everything_into_one_file_that_begins_with_the_extension() ->
 def test_start_refuses_an_allowance_that_it_does_not_know() -> None:
     with pytest.raises(ValueError, match="only"):
         zygote.start("python3", [], library=b"", allow=["mounts"])
+
+
+def test_payload_that_is_longer_than_a_start_may_be_is_the_callers_fault() -> None:
+    """Else each try would fail as if the platform had, and be made again."""
+    text = "\u00e9" * (zygote.PAYLOAD_BYTES_MAX // 2 - 200)  # two bytes each, not six
+    assert len(zygote.payload("", "main", [text])) <= zygote.PAYLOAD_BYTES_MAX
+    for code, args in (("\n" * (zygote.PAYLOAD_BYTES_MAX // 2), []), ("", [text, "x" * 400])):
+        with pytest.raises(InvalidRequest, match="pass data as files"):
+            zygote.payload(code, "main", args)
+
+
+def test_payload_keeps_half_of_a_surrogate_pair() -> None:
+    """JSON holds it, so arguments may."""
+    assert json.loads(zygote.payload("", "main", ["\ud800"]))["args"] == ["\ud800"]
 
 
 def test_payload_refuses_arguments_that_json_cannot_hold() -> None:

@@ -43,7 +43,7 @@ GOOD: list[CallSpec] = [
 ]
 
 BAD_KINDS: list[tuple[str, CallKind]] = [
-    ("code", PythonCall(code="x" * (function.CODE_BYTES_MAX + 1))),
+    ("code", PythonCall(code="x" * (function.PYTHON_BYTES_MAX + 1))),
     ("code: holds a lone surrogate", PythonCall(code="\ud800")),
     ("entry", PythonCall(code="", entry="a.b")),
     ("entry", PythonCall(code="", entry="")),
@@ -53,7 +53,7 @@ BAD_KINDS: list[tuple[str, CallKind]] = [
     ("kwargs has a key", PythonCall(code="", kwargs={"a": {1: 2}})),
     ("not finite", PythonCall(code="", args=([math.nan],))),
     ("64 bits", PythonCall(code="", args=(1 << 64,))),
-    ("code and args", PythonCall(code="", args=("x" * function.CODE_BYTES_MAX,))),
+    ("code and args", PythonCall(code="", args=("x" * function.PYTHON_BYTES_MAX,))),
     ("interpreter", ScriptCall(source="", interpreter=())),
     ("NUL", ScriptCall(source="", args=("a\0",))),
     ("argv", ProgramCall(argv=())),

@@ -8,10 +8,17 @@ Everything that comes back is hostile.
 from __future__ import annotations
 
 from skerry.guest.zygote.answers import Answer, Failure, Report, read_answer, read_report
-from skerry.guest.zygote.starting import ALLOWANCES, ZygoteStart, payload, start
+from skerry.guest.zygote.starting import (
+    ALLOWANCES,
+    PAYLOAD_BYTES_MAX,
+    ZygoteStart,
+    payload,
+    start,
+)
 
 __all__ = [
     "ALLOWANCES",
+    "PAYLOAD_BYTES_MAX",
     "Answer",
     "Failure",
     "Report",

@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
 
+from skerry.errors import InvalidRequest
+from skerry.wire.starts import START_MORE_MAX
+
 # "threads": modules may have threads, which calls then lack; "shared": memory that all calls write to.
 ALLOWANCES: Final = frozenset({"threads", "shared"})
 RESULT_BYTES: Final = 16 << 20
+PAYLOAD_BYTES_MAX: Final = (
+    START_MORE_MAX  # what goes into the first frame is more than other fields take
+)
 
 # Descriptor 3 holds the extension (an ELF file does not mind what follows it), two programs and the
 # configuration; the last 32 bytes say how long each is. One sealed file: nothing is written into the
@@ -81,6 +87,7 @@ def payload(
     With `entry`, the code is a module of which that function is called; without, a program whose
     arguments `args` are texts. `env` goes over the zygote's own. A value that takes more than
     `result_bytes` as JSON is answered by an error. `threads` False leaves OpenMP at one thread.
+    InvalidRequest: it is longer than a START may be.
     """
     request = {
         "code": code,
@@ -91,4 +98,11 @@ def payload(
         "result_bytes": result_bytes,
         "threads": threads,
     }
-    return json.dumps(request, allow_nan=False).encode()
+    # Not as ASCII, which would make texts of other scripts three times as long. JSON's reader in the
+    # interpreter takes surrogates as they are.
+    said = json.dumps(request, allow_nan=False, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    if len(said) > PAYLOAD_BYTES_MAX:
+        raise InvalidRequest(
+            f"code and args: {len(said)} bytes as JSON, at most {PAYLOAD_BYTES_MAX}: pass data as files"
+        )
+    return said
