@@ -217,6 +217,19 @@ def test_containers_that_cannot_be_made_are_tried_ever_more_rarely() -> None:
     assert pool.failures == 0
 
 
+def test_containers_that_cannot_be_made_are_tried_for_nobody() -> None:
+    pool = Pool(MARKS)
+    busy(pool, 1, 0.0)
+    pool.failed(pool.begin("a", 0.0), 0.0)
+    busy(pool, -1, 1.0)
+    assert pool.missing(2.0) == 0
+    busy(pool, 1, 3.0)
+    assert pool.missing(3.0) == 1
+    grown(pool, "b", 3.0)
+    busy(pool, -1, 4.0)
+    assert pool.target(5.0) == 1  # it works again, and is kept for the next call
+
+
 def test_pool_of_containers_for_one_call_keeps_a_stock() -> None:
     pool = Pool(once(MARKS, stock_max=8))
     busy(pool, 1, 0.0)

@@ -52,7 +52,8 @@ class Pool:
         """
         marks = self.marks
         wanted = 0
-        if self.demand.count or self.demand.idle_for(now) < marks.idle_s:
+        # What cannot be made is tried for who waits, and not for who may come.
+        if self.demand.count or (not self.failures and self.demand.idle_for(now) < marks.idle_s):
             peak = self.demand.peak(now)
             wanted = min(marks.useful_max, max(1, math.ceil(peak / marks.running)))
             if marks.calls_max == 1:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -190,6 +191,13 @@ class Container:
                 lacks=environment.python[:200],
             )
         tail = said.output(Stream.STDERR)[-2000:].decode("utf-8", "replace")
+        # Killed is what the kernel or an operator may have done; any other end is the modules' doing.
+        ended = outcome is not None and outcome.error_step is None and not outcome.cancelled
+        if outcome is not None and ended and outcome.signal != signal.SIGKILL:
+            how = f"signal {outcome.signal}" if outcome.signal else f"exit code {outcome.exit_code}"
+            return InvalidRequest(
+                f"modules: {environment.python} ended while it imported them, with {how}: {tail[-500:]}"
+            )
         return Unavailable(f"the interpreter did not start: {error.message}", stderr=tail)
 
     # -- what runs --------------------------------------------------------------------------------
