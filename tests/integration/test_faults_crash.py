@@ -18,7 +18,7 @@ import pytest
 
 from live_node import LiveNode
 from skerry.errors import NotFound, SkerryError
-from waiting import until
+from waiting import soon, until
 
 pytestmark = pytest.mark.root
 
@@ -34,9 +34,9 @@ def node(layer_store):
 
 
 def kill_launcher(node):
-    pid = node.launcher()
-    assert pid
-    os.kill(pid, signal.SIGKILL)
+    """Kills it, once there is one: what was answered meanwhile may not have needed it."""
+    assert soon(lambda: node.launcher() != 0)
+    os.kill(node.launcher(), signal.SIGKILL)
 
 
 class Witness:

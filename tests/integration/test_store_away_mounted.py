@@ -93,7 +93,9 @@ async def test_what_reads_waits_and_goes_on_and_what_begins_is_told_in_bounded_t
             sandbox = await client.sandboxes.create(layers=["workspace/w"])
             info = await sandbox.info()
             assert {mount.mode for mount in info.mounts} == {MountMode.TRUSTED}
-            await sandbox.run("sha256sum /bin/sh")  # from now on in memory
+            # From now on in memory, with all that its start and its word take.
+            await sandbox.run("sha256sum /bin/sh")
+            assert (await sandbox.run("echo here")).text == "here\n"
             server.stop()
             reading = await sandbox.start("sha256sum < /content")
             await asyncio.sleep(1.5)  # its layers are looked up again, not taken from memory
