@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from live_node import LiveNode
-from skerry.errors import InvalidRequest, NotFound, OutcomeUnknown, Overloaded, PlatformError
+from skerry.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    PlatformError,
+)
 from skerry.spec.function import (
     CallSpec,
     CompileRunCall,
@@ -196,6 +205,27 @@ async def test_fresh_container_for_each_call_shares_nothing(client) -> None:
     spec = program("true", isolation=Isolation.CONTAINER)
     results: list[CallResult] = [await client.functions.call(spec) for _ in range(3)]
     assert len({result.worker for result in results}) == 3
+
+
+async def test_layer_of_idle_containers_can_be_removed_and_of_running_calls_not(client) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("of-the-layer"))
+    out.seek(0)
+    await client.images.import_tar("workspace/short-lived", out)
+    there = Environment(layers=("workspace/short-lived",))
+    calling = asyncio.ensure_future(
+        client.functions.call(program("sleep", "60", environment=there))
+    )
+    await running(client, 1)
+    with pytest.raises(Conflict, match="function call"):
+        await client.images.remove("workspace/short-lived")
+    calling.cancel()
+    await asyncio.wait((calling,))
+    await running(client, 0)
+    await client.images.remove("workspace/short-lived")
+    with pytest.raises(NotFound):
+        await client.functions.call(program("true", environment=there))
 
 
 async def test_full_queue_is_refused_by_name(layer_store) -> None:

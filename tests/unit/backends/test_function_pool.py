@@ -230,6 +230,17 @@ def test_containers_that_cannot_be_made_are_tried_for_nobody() -> None:
     assert pool.target(5.0) == 1  # it works again, and is kept for the next call
 
 
+def test_pool_that_is_let_go_wants_nothing_until_it_is_called_again() -> None:
+    pool = Pool(MARKS)
+    busy(pool, 1, 0.0)
+    pool.warm(2, 0.0, keep_s=100.0)
+    busy(pool, -1, 1.0)
+    pool.let_go()
+    assert pool.target(1.0) == 0
+    busy(pool, 1, 2.0)
+    assert pool.target(2.0) == 1
+
+
 def test_pool_of_containers_for_one_call_keeps_a_stock() -> None:
     pool = Pool(once(MARKS, stock_max=8))
     busy(pool, 1, 0.0)

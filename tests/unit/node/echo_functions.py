@@ -50,6 +50,9 @@ class EchoFunctions:
         finally:
             self.running -= 1
 
+    async def let_go(self, digest: str) -> bool:
+        return False
+
     async def _answer(self, spec: CallSpec, streams: CallStreams | None) -> CallResult:
         files = {name: file.content() for name, file in spec.files.items()}
         if streams is not None and streams.files is not None:

@@ -70,6 +70,11 @@ class Pool:
         self._warm = count
         self._warm_until = now + keep_s if count else -math.inf
 
+    def let_go(self) -> None:
+        """What was called before, and what was to be kept, asks for no container any more."""
+        self.demand = Demand()
+        self._warm, self._warm_until = 0, -math.inf
+
     def floor(self, now: float) -> int:
         """Returns how many are kept whatever the demand is."""
         asked = self._warm if now < self._warm_until else 0

@@ -68,7 +68,7 @@ class Removal:
         pinned = {pin.digest: pin.why for pin in self.store.pins()}
         for digest in gone:
             if digest in in_use:
-                raise Conflict(f"{tagged} is in use by a sandbox", digest=digest)
+                raise Conflict(f"{tagged} is in use by a sandbox or a function call", digest=digest)
             if pinned.get(digest, "").startswith(DISK_PIN):
                 node = pinned[digest].removeprefix(DISK_PIN)
                 raise Conflict(f"{tagged} is open on a node, as {node}: skerry disk close")

@@ -46,6 +46,9 @@ class FunctionService(Protocol):
     def pools(self) -> tuple[PoolInfo, ...]:
         """Returns the pools, the one used last first."""
 
+    async def let_go(self, digest: str) -> bool:
+        """Ends containers of that layer in pools that nobody calls; returns whether there were any."""
+
 
 class NoFunctions:
     """The service of a node that cannot serve any."""
@@ -70,3 +73,7 @@ class NoFunctions:
     def pools(self) -> tuple[PoolInfo, ...]:
         """Returns none."""
         return ()
+
+    async def let_go(self, digest: str) -> bool:  # noqa: ARG002
+        """Returns False: there are none."""
+        return False

@@ -26,6 +26,7 @@ from skerry.spec.function_result import PoolInfo
 
 LOOK_S: Final = 0.5  # between two plans, when nothing asks for one
 STAY_FRESH_S: Final = 5.0  # a tag that another node moves is seen after at most that long
+LET_GO_S: Final = 10.0
 KEYS_MAX: Final = 1024
 BACKEND: Final = "container"
 
@@ -140,6 +141,26 @@ class Pools:
             pool.looking = None
             pool.changes, pool.checked = changes, now
             self.wake()
+
+    async def let_go(self, digest: str) -> bool:
+        """Ends the containers with a layer of that digest in pools that nobody calls.
+
+        Returns whether there were any; they are gone then, or take longer than `LET_GO_S`.
+        """
+        idle = [
+            pool
+            for pool in self.by_key.values()
+            if digest in pool.digests and pool.policy.members and not pool.policy.demand.count
+        ]
+        for pool in idle:
+            pool.policy.let_go()
+            for member in pool.policy.living:
+                member.retire("its image is to be removed")
+        until = self._now() + LET_GO_S
+        while any(pool.policy.members for pool in idle) and self._now() < until:
+            self.wake()
+            await sleep(self._parts.clock, 0.02)
+        return bool(idle)
 
     # -- tending ----------------------------------------------------------------------------------
 

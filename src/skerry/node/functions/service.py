@@ -131,6 +131,10 @@ class Functions:
         every = sorted(self._pools.by_key.values(), key=lambda one: -one.policy.demand.last)
         return tuple(self._pools.info(one) for one in every)
 
+    async def let_go(self, digest: str) -> bool:
+        """Ends containers of that layer in pools that nobody calls; returns whether there were any."""
+        return await self._pools.let_go(digest)
+
     # -- life -------------------------------------------------------------------------------------
 
     @asynccontextmanager

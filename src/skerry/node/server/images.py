@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from skerry.errors import InvalidRequest, SkerryError
+from skerry.errors import Conflict, InvalidRequest, SkerryError
 from skerry.images.oci.images import CollapseWish
 from skerry.node.images import LOG_LINES_MAX
 from skerry.node.library import Log
@@ -36,7 +36,15 @@ async def inspect(node: Node, exchange: Exchange) -> None:
 async def remove(node: Node, exchange: Exchange) -> None:
     """DELETE /v1/images/NAME."""
     exchange.allow()
-    await exchange.reply(await node.images.remove(_name(exchange)))
+    name = _name(exchange)
+    try:
+        removed = await node.images.remove(name)
+    except Conflict as error:
+        # Containers that wait for function calls are in nobody's way.
+        if not await node.functions.let_go(str(error.fields.get("digest", ""))):
+            raise
+        removed = await node.images.remove(name)
+    await exchange.reply(removed)
     node.keeper.collect_soon()
 
 
